@@ -13,6 +13,7 @@ from speculative.marginal import DraftedPlace, Order, SourceGain, credited
 from speculative.policies.local import LocalDrafts
 from verifier_service.engine.source_policy import DraftWaits, Reputations, SourceLatency
 from verifier_service.engine.sources_at_address import SourcesAtAddress
+from verifier_service.observe.round_log import SourceState
 from verifier_service.proposers import PROPOSERS, ActiveProposer, ProposerInit, make_proposer
 from verifier_service.remote_sources.source_presence import SourcePresence
 from verifier_service.sessions.request import SessionRequest, SourceSet
@@ -120,6 +121,13 @@ class SessionSources:
             ]
         )
 
+    def states(self, sessions: int) -> tuple[SourceState, ...]:
+        """How each remote source stands, in steps of `sessions` sessions."""
+        if not self._addresses:
+            return ()
+        found = [address.states(sessions, paused=self._pauses(address)) for address in self._addresses]
+        return tuple([state for states in found for state in states])
+
     @property
     def uses(self) -> list[tuple[SourcePresence, bool]]:
         """Addresses that the session does not leave alone itself, and whether each is sent the last round."""
@@ -212,17 +220,18 @@ class SessionSources:
             self.waits.committed(token_sources, heard)
         own = self._credit(scored, token_sources)
         self._tokens += _WEIGHT * (len(token_sources) - self._tokens)
+        row = scored.node_cost / self._tokens
         for address in self._addresses:
-            net = sum(
-                own.get(index, 0) * self._gains[index].net(scored.node_cost) for index in address.indices
-            )
+            # Without a token that only this source had, the target's own token ends the round in its place,
+            # and one more round makes up for the rest. Such a token saves a round, however long rounds are.
+            saved = sum(own.get(index, 0) * self._gains[index].net(row) for index in address.indices)
             address.throttle.committed(
-                net / self._tokens,
+                saved,
                 not heard.isdisjoint(address.indices),
                 spared,
                 batch,
                 step,
-                share=address.least_share(batch),
+                price=address.price(batch),
                 right=any([self._gains[index].often_right for index in address.indices]),
             )
         heard.clear()

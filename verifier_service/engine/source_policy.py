@@ -10,8 +10,8 @@ wrong or superfluous then costs next to nothing, and one that gets better is not
 `expected` tokens in `step_ms`; a node that survives with probability s and comes in w ms is worth waiting for
 while s / w > expected / step_ms.
 
-**Presence.** How much a source slows steps down is measured (`source_presence.py`). The source has to gain at
-least as large a part of a session's tokens.
+**Presence.** How much a source slows steps down is measured (`source_presence.py`). The source has to save at
+least as large a part of a session's rounds.
 
 **Reputation.** What all sessions learnt about a source, for the sessions to come.
 
@@ -36,9 +36,9 @@ from verifier_service.remote_sources.source_presence import SourcePresence
 
 _FIRST_ROUNDS = 32.0
 """Rounds without a gain after which a source rests."""
-LEAST_SHARE = 0.03
-"""Least part of a session's tokens that a remote source has to gain, whatever it was measured to cost: its
-drafts are merged, and progress is sent to it."""
+LEAST_PRICE = 0.03
+"""Rounds that a remote source has to save for each round that it is sent, whatever it was measured to cost:
+its drafts are merged, and progress is sent to it."""
 _PROBE_ROUNDS = 8.0
 """Rounds for which a resting source is tried again."""
 _STAKE = 2.0
@@ -47,7 +47,7 @@ of the target's speed, for instance, costs so much that few of them are tried.""
 _CREDIT_ROUNDS = 16.0
 """Rounds, however dear, for which a source that has gained enough may then gain nothing: gains come in turns
 with rounds that have none."""
-_PROBE_PRICE = 2.0
+_PROBE_WEIGHT = 2.0
 """The most that a round of a trial counts for: a source that comes back has to catch up first."""
 _FIRST_REST = 16
 _MOST_REST = 256
@@ -70,7 +70,7 @@ class SourceActivity:
     step: int = 0
     """Number of the last step that was counted."""
     barren: float = 0.0
-    """Rounds that were spent on the source and that its gain has not paid for, each at its price. Below 0
+    """Rounds that were spent on the source and that its gain has not paid for, each by its weight. Below 0
     where the gain has paid for rounds to come."""
     tried: float = 0.0
     """Rounds in which sessions have tried the source since its last rest began."""
@@ -104,76 +104,81 @@ class SourceThrottle:
         """Whether this is the session's first round."""
 
     @property
+    def is_spared(self) -> bool:
+        """Whether the source rests because steps admitted none of its nodes."""
+        return self.resting and self._activity.crowd > 0
+
+    @property
     def on_trial(self) -> bool:
         """Whether the source rests, or is tried after a rest and has not paid for it yet."""
         return self.resting or self._probed > 0
 
     def committed(
         self,
-        gained: float,
+        saved: float,
         heard: bool = True,
         spared: bool = False,
         batch: int = 1,
         step: int = 0,
         *,
-        share: float = LEAST_SHARE,
+        price: float = LEAST_PRICE,
         right: bool = False,
     ) -> None:
         """A round of the session was committed.
 
         Args:
-            gained: committed tokens that count for this source, in rounds: over those of a usual round.
+            saved: rounds that the source has saved; one for each committed token that no other had drafted.
             heard: whether the source had sent drafts. A silent source may still be reading a long prompt.
             spared: whether drafts were there, of any source, and the step admitted none of them.
             batch: sessions in the step.
             step: the step's number; 0: each call is a step of its own.
-            share: part of the session's tokens that the source has to gain. The larger the part, the fewer
-                rounds the source has for that.
+            price: rounds that the source has to save for each round that it is sent. The higher the price,
+                the fewer rounds the source has for that.
             right: whether the source is often right, so that it gains nothing only where others are too.
         """
         # Drafts from before the rest end it only where they pay for as much as a trial would take.
-        if self.resting and gained < _PROBE_ROUNDS * share:
+        if self.resting and saved < _PROBE_ROUNDS * price:
             self._go_on_resting(batch, step)
         else:
-            price = max(1.0, share * _FIRST_ROUNDS / _STAKE)
-            self._pay(gained / share, price)
-            self._spend(heard, spared, right and share <= LEAST_SHARE, batch, price)
+            weight = max(1.0, price / (1.0 + price) * _FIRST_ROUNDS / _STAKE)
+            self._pay(saved / price, weight)
+            self._spend(heard, spared, right and price <= LEAST_PRICE, batch, weight)
         self._begins = False
 
-    def _pay(self, rounds: float, price: float) -> None:
+    def _pay(self, rounds: float, weight: float) -> None:
         """Adds the rounds that a gain pays for; a source that has paid for the most is tried no longer.
 
-        `price` is what a round counts for.
+        `weight` is how much a round counts for.
         """
         if rounds <= 0.0:
             return
-        activity, most = self._activity, _most_left(price)
+        activity, most = self._activity, _most_left(weight)
         self.resting = False
-        self._left = min(self._left + rounds * price, most + price)
-        barren = min(activity.barren, _FIRST_ROUNDS) - rounds * price
+        self._left = min(self._left + rounds * weight, most + weight)
+        barren = min(activity.barren, _FIRST_ROUNDS) - rounds * weight
         activity.barren, activity.late = max(_FIRST_ROUNDS - most, barren), False
         if self._left >= _FIRST_ROUNDS:
             self._probed = 0
             activity.rest, activity.tried = 0, 0.0
 
-    def _spend(self, heard: bool, spared: bool, right: bool, batch: int, price: float) -> None:
+    def _spend(self, heard: bool, spared: bool, right: bool, batch: int, weight: float) -> None:
         """Takes the round that was just committed from those that are left."""
         activity = self._activity
-        counts = min(price, _PROBE_PRICE) if self._probed else price
+        counts = min(weight, _PROBE_WEIGHT) if self._probed else weight
         # Where sessions end before a slow source drafts, late drafts are all that ever comes of it.
         spent = max(_SPARED, counts) if spared and heard else counts * (heard or activity.late)
         activity.late = False
-        self._left = min(_most_left(price), self._left - spent)
+        self._left = min(_most_left(weight), self._left - spent)
         activity.barren += spent
         if self._probed:
             activity.tried += spent
         if self._left <= 0:
-            self._rest(price, _SPARED_REST if spared or right else _MOST_REST)
+            self._rest(weight, _SPARED_REST if spared or right else _MOST_REST)
             self._follows = spared
             activity.crowd = batch if spared else 0
 
-    def _rest(self, price: float, most: int) -> None:
-        rest = min(2 * self._probed or int(_FIRST_REST * price), most)
+    def _rest(self, weight: float, most: int) -> None:
+        rest = min(2 * self._probed or int(_FIRST_REST * weight), most)
         self._activity.rest = max(self._activity.rest, rest) if not self._probed else rest
         self._activity.left = self._activity.rest
         self._activity.tried = 0.0
@@ -198,9 +203,9 @@ class SourceThrottle:
             activity.left = activity.rest
 
 
-def _most_left(price: float) -> float:
-    """The most that a session may have left to spend on a source, where a round counts for `price`."""
-    return max(_FIRST_ROUNDS, _CREDIT_ROUNDS * price)
+def _most_left(weight: float) -> float:
+    """The most that a session may have left to spend on a source, where a round counts for `weight`."""
+    return max(_FIRST_ROUNDS, _CREDIT_ROUNDS * weight)
 
 
 _WEIGHT = 0.15

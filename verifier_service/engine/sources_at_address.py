@@ -5,8 +5,12 @@ committed, whichever names listen. So its names rest together, and what they gai
 what that message and their drafts cost the target.
 """
 
-from verifier_service.engine.source_policy import LEAST_SHARE, AddressReputation, SourceThrottle
+from verifier_service.engine.source_policy import LEAST_PRICE, AddressReputation, SourceThrottle
+from verifier_service.observe.round_log import Rest, SourceState
 from verifier_service.remote_sources.source_presence import SourcePresence
+
+_MOST_COST = 0.9
+"""The most that a source is taken to cost: where it seems to cost all, something else is at work."""
 
 
 class SourcesAtAddress:
@@ -33,6 +37,16 @@ class SourcesAtAddress:
         """Whether a trial leaves the address alone."""
         return self.presence is not None and self.presence.paused
 
-    def least_share(self, sessions: int) -> float:
-        """Part of the session's tokens that they have to gain, in steps of `sessions` sessions."""
-        return LEAST_SHARE if self.presence is None else max(LEAST_SHARE, self.presence.cost(sessions))
+    def states(self, sessions: int, *, paused: bool) -> list[SourceState]:
+        """How each source stands in steps of `sessions` sessions; `paused`: a trial leaves them alone."""
+        if self.throttle.resting:
+            rest = Rest.NOT_ADMITTED if self.throttle.is_spared else Rest.GAINS_TOO_LITTLE
+        else:
+            rest = Rest.COMPARED if paused else Rest.NONE
+        slowdown = None if self.presence is None else self.presence.measured(sessions)
+        return [SourceState(index, rest, slowdown) for index in sorted(self.indices)]
+
+    def price(self, sessions: int) -> float:
+        """Rounds that they have to save for each that they are sent, in steps of `sessions` sessions."""
+        cost = 0.0 if self.presence is None else min(_MOST_COST, self.presence.cost(sessions))
+        return max(LEAST_PRICE, cost / (1.0 - cost))

@@ -234,7 +234,7 @@ class VerifierCollector(Collector):
         # Nor is a name unique: some requests may use a part of the names that an address has.
         known = {name: presence for presence in self._engine.presences.known for name in presence.names}
         for name, presence in known.items():
-            loss.add_metric((name,), presence.loss(1))
+            loss.add_metric((name,), presence.measured(1) or 0.0)
             paused.add_metric((name,), float(presence.paused))
         yield from (loss, paused)
 

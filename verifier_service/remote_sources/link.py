@@ -51,6 +51,8 @@ class SourceLink:
         self.address = address
         self.idle_since: float | None = None
         """Since when no session subscribes, in monotonic seconds; None while some session does."""
+        self.weights_version = 0
+        """Version of the learnt weights that the source drafted with last; 0: those that it was given."""
         self.least_survival = 0.0
         """The survival below which the engine admits no node now; goes out with the next request."""
         self._tops = 0
@@ -154,7 +156,7 @@ class SourceLink:
         """Introduces every subscribed session to the source."""
         self._queue = UpdateQueue(self._follow_bytes)
         self._stopped = False
-        self._tops = 0
+        self.weights_version = self._tops = 0
         self._unknown = 0
         self._parting.clear()
         self._ended.clear()
@@ -200,6 +202,7 @@ class SourceLink:
         queue = self._queue
         if queue is None:
             return
+        self.weights_version = response.weights_version
         for refusal in response.refusals:
             self._refused(refusal, queue)
         for alias, ms in {wait.alias: wait.ms for wait in response.waits}.items():

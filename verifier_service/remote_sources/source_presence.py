@@ -75,12 +75,16 @@ class SourcePresence:
     """ms per work of the last steps since."""
     _settling: int = 0
 
-    def loss(self, sessions: int) -> float:
-        """The part of its speed that a step of `sessions` sessions loses by the source, 0 to 1."""
+    def measured(self, sessions: int) -> float | None:
+        """The part of its speed that a step of `sessions` sessions loses by the source; None: not known."""
         known = self._by_size.get(sessions.bit_length())
-        if known is None:
-            return 0.0
-        return max(0.0, known.loss) if known.count >= _ENOUGH else _PRIOR
+        return None if known is None or known.count < _ENOUGH else max(0.0, known.loss)
+
+    def loss(self, sessions: int) -> float:
+        """The same, with a guess where steps are compared and too few have been; 0 where none is."""
+        if (measured := self.measured(sessions)) is not None:
+            return measured
+        return _PRIOR if sessions.bit_length() in self._by_size else 0.0
 
     def cost(self, sessions: int) -> float:
         """The part of its tokens that each session that uses the source has to gain by it, 0 to 1.

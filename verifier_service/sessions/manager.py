@@ -144,13 +144,15 @@ class SessionManager:
             for update in report.updates
             if (view := self._table.absorb(update, now)) is not None
         ]
+        # Before the end of a session takes its sources away.
+        versions = {view.handle: self._sources.weights_versions(view.handle) for view, _ in moved}
         self._sources.absorb(report)
         for view, _ in moved:
             if view.cursors and view.parked:  # a reader came while the engine parked the session
                 self._resume(view)
         self._readers.announce(report.step, report.expected_us)
         for view, update in moved:
-            self.tracer.absorb(view, update)
+            self.tracer.absorb(view, update, versions.get(view.handle, {}))
 
     def sweep(self, grace_s: float, lease_s: float) -> None:
         """Parks sessions that lost their readers, and forgets sessions that are over.
