@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from outrider.tokens import ChatTemplate, TokenTable
 from outrider.v1 import common_pb2, verifier_pb2
-from outrider.wire.request_fields import FIRST_FIELDS, REQUEST_FIELDS
+from outrider.wire.incoming.request_fields import FIRST_FIELDS, REQUEST_FIELDS
 
 
 class ModelIdentity(NamedTuple):

@@ -29,7 +29,7 @@ from outrider.wire.codec import (
     sampling_to_wire,
 )
 from outrider.wire.criteria import criterion_to_wire
-from outrider.wire.request_fields import unknown_field
+from outrider.wire.incoming.request_fields import unknown_field
 from speculative.errors import InvalidRequest, OutriderError, StaleEpoch, Superseded
 
 OPEN_S = 10.0

@@ -227,6 +227,7 @@ class SourceState(_message.Message):
     class _RestEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[SourceState._Rest.ValueType], _builtins.type):
         DESCRIPTOR: _descriptor.EnumDescriptor
         REST_UNSPECIFIED: SourceState._Rest.ValueType  # 0
+        """Not said."""
         REST_NONE: SourceState._Rest.ValueType  # 1
         """The source was sent the round."""
         REST_GAINS_TOO_LITTLE: SourceState._Rest.ValueType  # 2
@@ -240,6 +241,7 @@ class SourceState(_message.Message):
         """Why the verifier did not send a source the round, or that it did."""
 
     REST_UNSPECIFIED: SourceState.Rest.ValueType  # 0
+    """Not said."""
     REST_NONE: SourceState.Rest.ValueType  # 1
     """The source was sent the round."""
     REST_GAINS_TOO_LITTLE: SourceState.Rest.ValueType  # 2

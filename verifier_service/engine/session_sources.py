@@ -12,10 +12,10 @@ from speculative.grammar import Matcher
 from speculative.marginal import DraftedPlace, Order, SourceGain, credited
 from speculative.policies.local import LocalDrafts
 from verifier_service.engine.source_policy import DraftWaits, Reputations, SourceLatency
-from verifier_service.engine.sources_at_address import SourcesAtAddress
 from verifier_service.observe.round_log import SourceState
 from verifier_service.proposers import PROPOSERS, ActiveProposer, ProposerInit, make_proposer
 from verifier_service.remote_sources.source_presence import SourcePresence
+from verifier_service.remote_sources.sources_at_address import SourcesAtAddress
 from verifier_service.sessions.request import SessionRequest, SourceSet
 
 _WEIGHT = 0.1

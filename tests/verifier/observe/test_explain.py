@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from fake_source import FakeSource, running
-from harness import Verifier, eventually, serving
+from harness import Verifier, eventually, hold_steps_for_drafts, serving
 from ngram_lm import NgramLM
 
 from outrider.runtime.tracing import Tracing
@@ -133,3 +133,47 @@ async def test_a_traced_session_has_a_span_its_rounds_below_it_and_hands_its_con
     traced_follow, plain_follow = source.follows
     assert traced_follow.traceparent == f"00-{TRACE}-{whole.context.span_id:016x}-01"
     assert plain_follow.traceparent == ""
+
+
+STATE = explain_pb2.SourceState
+
+
+async def test_rounds_say_whether_a_source_was_sent_them_and_why_not() -> None:
+    async with serving(NgramLM(24)) as verifier:
+        source = FakeSource(lambda view: [view.draft([view.ids[-1]])])
+        async with running(source) as server:
+            hold_steps_for_drafts(verifier)
+            sources = [("lookup", ""), ("drafter", server.address)]
+            answer = await verifier.generate([1, 2, 3], new=200, session="one", sources=sources)
+            await eventually(lambda: verifier.metric("num_requests_running") == 0)
+        (explanation,) = await explained(verifier, "one")
+    states = [state for found in explanation.rounds for state in found.source_states]
+    assert len(states) == len(explanation.rounds) == answer.usage.rounds
+    assert {explanation.source_names[state.source - 1] for state in states} == {"drafter"}
+    assert states[0].rest == STATE.REST_NONE
+    rests = {state.rest for state in states}
+    assert STATE.REST_GAINS_TOO_LITTLE in rests
+    assert rests <= {STATE.REST_NONE, STATE.REST_GAINS_TOO_LITTLE, STATE.REST_COMPARED}
+    assert not states[0].HasField("slowdown")
+    assert all(0 <= state.slowdown < 1 for state in states)
+    assert {state.weights_version for state in states} == {0}
+
+
+async def test_rounds_say_which_version_of_its_weights_a_drafter_drafted_with() -> None:
+    async with serving(NgramLM(24)) as verifier:
+        source = FakeSource(lambda view: [view.draft([view.ids[-1]])])
+        source.weights_version = 3
+        async with running(source) as server:
+            hold_steps_for_drafts(verifier)
+            named = {"sources": [("drafter", server.address)]}
+            await verifier.generate([1, 2, 3], new=20, session="one", **named)
+            source.weights_version = 4
+            await verifier.generate([1, 2, 3], new=20, session="two", **named)
+            await eventually(lambda: verifier.metric("num_requests_running") == 0)
+        versions = []
+        for session in ("one", "two"):
+            (explanation,) = await explained(verifier, session)
+            versions.append([found.source_states[0].weights_version for found in explanation.rounds])
+    assert versions[0][-1] == 3
+    assert versions[1][-1] == 4
+    assert versions[1] == sorted(versions[1])
