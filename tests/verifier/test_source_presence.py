@@ -163,14 +163,18 @@ def test_until_it_has_been_compared_a_source_is_taken_to_cost_something() -> Non
     steps = Steps(drafter)
     steps.run(2, slowed())
     assert 0.0 < drafter.cost(1) < 0.3
-    steps.run(30, slowed())
+    steps.run(60, slowed())
     assert drafter.cost(1) == 0.0
 
 
-def test_the_first_comparison_comes_within_the_first_twenty_steps() -> None:
-    drafter = SourcePresence(("drafter",))
-    Steps(drafter).run(20, slowed((drafter, 1.5)))
-    assert abs(drafter.cost(1) - 1 / 3) < 0.01
+def test_what_saves_little_is_compared_within_the_first_twenty_steps() -> None:
+    useful, useless = SourcePresence(("drafter",)), SourcePresence(("drafter",))
+    for _ in range(3):
+        useless.saved(0.0)
+    for presence in (useful, useless):
+        Steps(presence).run(20, slowed((presence, 1.5)))
+    assert abs(useless.cost(1) - 1 / 3) < 0.01
+    assert useful.measured(1) is None, "it would stay in any case"
 
 
 def test_sources_at_one_address_are_measured_together() -> None:

@@ -225,9 +225,12 @@ class SessionSources:
             # Without a token that only this source had, the target's own token ends the round in its place,
             # and one more round makes up for the rest. Such a token saves a round, however long rounds are.
             saved = sum(own.get(index, 0) * self._gains[index].net(row) for index in address.indices)
+            drafted = not heard.isdisjoint(address.indices)
+            if drafted and address.presence is not None:
+                address.presence.saved(saved)
             address.throttle.committed(
                 saved,
-                not heard.isdisjoint(address.indices),
+                drafted,
                 spared,
                 batch,
                 step,

@@ -42,9 +42,9 @@ class TrialSpells:
             return True
         return False
 
-    def had_source(self) -> None:
-        """Notes a step that had the source."""
-        self._had += 1
+    def had_source(self, urgency: int = 1) -> None:
+        """Notes a step that had the source; where the trial is urgent, the step counts as several."""
+        self._had += urgency
 
     def put_off(self) -> None:
         """Begins the spell anew: both sides were just compared anyway."""

@@ -22,9 +22,16 @@ _SETTLING = 2
 """Steps after a change that are not compared: the source computes what it has been sent, or catches up."""
 _COMPARED = 4
 """Steps before a change and behind it that are compared."""
-_FIRST_SPELL, _LONGEST_SPELL, _GROWTH = 6, 1024, 4
-"""Steps with the source before some leave it alone, and the factor by which they grow each time. The first
-come soon: an answer of a hundred tokens is to gain by what they show."""
+_FIRST_SPELL, _LONGEST_SPELL, _GROWTH = 24, 1024, 4
+"""Steps with the source before some leave it alone, and the factor by which they grow each time."""
+_URGENCY = 4
+"""Steps that a step counts for where the source saves little: an answer of a hundred tokens is to gain by
+what a comparison shows. A source that saves much would hardly have to rest, and answers would lose by being
+without it."""
+_MUCH = 0.4
+"""Rounds saved for each round that is sent from which a source saves much."""
+_FIRST_SAVED, _SAVED_WEIGHT = 0.5, 0.15
+"""What a source is taken to save before anything is known of that, and the weight of one round."""
 _ENOUGH = 2
 """Comparisons before they count: a trial has two, one as it begins and one as it ends."""
 _LEAST_WEIGHT = 0.3
@@ -63,6 +70,8 @@ class SourcePresence:
     names: tuple[str, ...]
     paused: bool = False
     """Whether all sessions leave the source alone for the comparison."""
+    _saved: float = _FIRST_SAVED
+    """Running mean of the rounds that the source saves a session in a round."""
     _followers: float = 1.0
     """Running mean of the sessions in a step that send the source their progress."""
     _by_size: dict[int, _Comparisons] = field(default_factory=dict)
@@ -93,6 +102,10 @@ class SourcePresence:
         """
         return min(1.0, self.loss(sessions) * sessions / min(self._followers, sessions))
 
+    def saved(self, rounds: float) -> None:
+        """Notes how many rounds the source saved a session in a round for which it had drafted."""
+        self._saved += _SAVED_WEIGHT * (rounds - self._saved)
+
     def pause(self, sessions: int) -> bool:
         """Decides whether the next step, of `sessions` sessions, leaves the source alone; once per step.
 
@@ -115,7 +128,7 @@ class SourcePresence:
             self._begin([])
             return
         if followers:
-            self._sized(sessions).spells.had_source()
+            self._sized(sessions).spells.had_source(1 if self._saved > _MUCH else _URGENCY)
         if kind != before:
             enough = kind[0] == before[0] and len(self._since) == _COMPARED
             self._begin(self._since if enough else [])
