@@ -123,7 +123,7 @@ def test_a_source_that_only_slows_answers_down_costs_the_first_little_and_later_
 ) -> None:
     first, *later = speeds(slowdown, gain)
     lost = 1 - 1 / slowdown
-    assert first > 1 - 0.35 * lost
+    assert first > 1 - 0.3 * lost
     assert mean(later) > 1 - 0.12 * lost
 
 
@@ -143,17 +143,16 @@ def test_no_source_makes_answers_much_slower_whatever_it_gains(slowdown: float, 
     assert mean(later) > 0.95
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_token_saves_a_round_however_many_tokens_others_add_to_it(seed: int) -> None:
+def test_a_token_saves_a_round_however_many_tokens_others_add_to_it() -> None:
     """Half a token a round saves a third of the rounds, and is a twelfth of the tokens."""
-    worker = Worker(1.15, seed, others=5)
-    answers = [worker.answer(0.5, tokens=600) for _ in range(4)]
-    assert mean([answer.over_plain for answer in answers]) > 1.1
+    workers = [Worker(1.15, seed, others=5) for seed in SEEDS]
+    answers = [worker.answer(0.5, tokens=600) for worker in workers for _ in range(4)]
+    assert mean([answer.over_plain for answer in answers]) > 1.15
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_source_that_takes_a_third_of_the_speed_rests_within_thirty_steps(seed: int) -> None:
-    assert sum(Worker(1.5, seed).answer(0.0).followed[:30]) <= 20
+    assert sum(Worker(1.5, seed).answer(0.0).followed[:30]) <= 16
     assert not Worker(1.5, seed).answer(0.0).followed[29]
 
 

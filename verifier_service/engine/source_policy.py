@@ -41,12 +41,14 @@ LEAST_PRICE = 0.03
 its drafts are merged, and progress is sent to it."""
 _PROBE_ROUNDS = 8.0
 """Rounds for which a resting source is tried again."""
-_STAKE = 2.0
+_STAKE = 1.0
 """Time, in rounds, that a source may take from the target before it has to rest. A round that takes a third
 of the target's speed, for instance, costs so much that few of them are tried."""
 _CREDIT_ROUNDS = 16.0
 """Rounds, however dear, for which a source that has gained enough may then gain nothing: gains come in turns
 with rounds that have none."""
+_DEAREST = 8.0
+"""The most that the weight of a round lengthens the first rest by."""
 _PROBE_WEIGHT = 2.0
 """The most that a round of a trial counts for: a source that comes back has to catch up first."""
 _FIRST_REST = 16
@@ -178,7 +180,7 @@ class SourceThrottle:
             activity.crowd = batch if spared else 0
 
     def _rest(self, weight: float, most: int) -> None:
-        rest = min(2 * self._probed or int(_FIRST_REST * weight), most)
+        rest = min(2 * self._probed or int(_FIRST_REST * min(weight, _DEAREST)), most)
         self._activity.rest = max(self._activity.rest, rest) if not self._probed else rest
         self._activity.left = self._activity.rest
         self._activity.tried = 0.0
