@@ -1,6 +1,6 @@
 """How often a source is sent progress: a source that brings nothing rests for longer and longer."""
 
-from verifier_service.engine.source_policy import LEAST_PRICE, SourceActivity, SourceThrottle
+from verifier_service.remote_sources.source_rests import LEAST_PRICE, SourceActivity, SourceThrottle
 
 
 def sent(throttle: SourceThrottle, rounds: int, accepted: int = 0) -> int:

@@ -21,8 +21,8 @@ from speculative.errors import MalformedDraft
 from speculative.fragment import Fragment
 from speculative.observed import MAX_TOPS
 from verifier_service.engine.messages import Command, InFlight, Observe, Offers, Update, WaitFor
-from verifier_service.engine.source_policy import SourceActivity
 from verifier_service.engine.stats import CountsByName
+from verifier_service.remote_sources.source_rests import SourceActivity
 from verifier_service.remote_sources.stream import AttachStream, LinkLimits
 from verifier_service.remote_sources.subscription import Subscription
 from verifier_service.remote_sources.update_queue import UpdateQueue

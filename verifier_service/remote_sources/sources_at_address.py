@@ -5,9 +5,10 @@ committed, whichever names listen. So its names rest together, and what they gai
 what that message and their drafts cost the target.
 """
 
-from verifier_service.engine.source_policy import LEAST_PRICE, AddressReputation, SourceThrottle
+from verifier_service.engine.source_policy import AddressReputation
 from verifier_service.observe.round_log import Rest, SourceState
 from verifier_service.remote_sources.source_presence import SourcePresence
+from verifier_service.remote_sources.source_rests import LEAST_PRICE, SourceThrottle
 
 _MOST_COST = 0.9
 """The most that a source is taken to cost: where it seems to cost all, something else is at work."""

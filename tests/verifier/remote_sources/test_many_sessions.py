@@ -18,9 +18,9 @@ from speculative.params import SamplingParams
 from speculative.stats import UsageCount
 from speculative.stop import FinishReason
 from verifier_service.engine.messages import Finish, Update
-from verifier_service.engine.source_policy import SourceActivity
 from verifier_service.engine.stats import CountsByName
 from verifier_service.remote_sources.link import SourceLink
+from verifier_service.remote_sources.source_rests import SourceActivity
 from verifier_service.remote_sources.subscription import Subscription
 from verifier_service.sessions.request import SessionRequest, SourceAddress
 from verifier_service.sessions.table import SessionTable, SessionView

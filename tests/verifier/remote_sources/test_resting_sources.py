@@ -13,9 +13,9 @@ from outrider.wire.codec import SessionKey
 from speculative.hashing import prefix_hash
 from speculative.params import SamplingParams
 from verifier_service.engine.messages import Update
-from verifier_service.engine.source_policy import SourceActivity
 from verifier_service.engine.stats import CountsByName
 from verifier_service.remote_sources.link import SourceLink
+from verifier_service.remote_sources.source_rests import SourceActivity
 from verifier_service.remote_sources.subscription import Subscription
 from verifier_service.sessions.request import SessionRequest, SourceAddress
 from verifier_service.sessions.table import SessionView
