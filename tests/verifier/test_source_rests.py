@@ -15,7 +15,9 @@ from speculative.marginal import DraftedPlace
 from speculative.params import SamplingParams
 from verifier_service.engine.session_sources import RoundScore, SessionSources
 from verifier_service.engine.source_policy import Reputations
+from verifier_service.observe.round_log import Rest, SourceState
 from verifier_service.remote_sources.source_presence import PresenceTrials
+from verifier_service.remote_sources.sources_at_address import SourcesAtAddress
 from verifier_service.sessions.request import SessionRequest, SourceSet
 
 STEP_S = 0.005
@@ -193,6 +195,19 @@ def test_what_one_of_two_names_gains_pays_for_the_address_of_both(seed: int) -> 
     answers = [worker.answer(2.0, by=number % 2 + 1) for number in range(6)]
     followed = [each for answer in answers for each in answer.followed]
     assert sum(followed) > 0.75 * len(followed)
+
+
+def test_an_address_says_why_its_sources_are_left_alone() -> None:
+    address = SourcesAtAddress(("drafter",), Reputations().of_address(["drafter"], SAMPLED))
+    address.indices.add(1)
+    assert address.states(1, paused=False) == [SourceState(1, Rest.NONE, None)]
+    assert address.states(1, paused=True) == [SourceState(1, Rest.COMPARED, None)]
+    for spared, why in ((False, Rest.GAINS_TOO_LITTLE), (True, Rest.NOT_ADMITTED)):
+        while not address.throttle.resting:
+            address.throttle.committed(0.0, spared=spared, batch=4)
+        assert address.states(1, paused=False) == [SourceState(1, why, None)]
+        while address.throttle.resting:
+            address.throttle.committed(0.0, batch=4)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -154,7 +154,8 @@ class SourceThrottle:
         if self._probed:
             activity.tried += spent
         if self._left <= 0:
-            self._rest(weight, _SPARED_REST if spared or right else _MOST_REST)
+            # What a batch had no room for, the next batch may have room for.
+            self._rest(1.0 if spared else weight, _SPARED_REST if spared or right else _MOST_REST)
             self._follows = spared
             activity.crowd = batch if spared else 0
 
