@@ -177,7 +177,8 @@ _UNBOUNDED = DraftLimits(MAX_DRAFT_NODES, 0.0, MAX_DRAFT_NODES, MAX_DRAFT_NODES)
 # Clients name sources, so their number has to be bounded; the oldest is forgotten.
 _MOST = 512
 _BAND = 0.4
-K, V = TypeVar("K", bound=Hashable), TypeVar("V")
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 _BANDS = 3
 
 

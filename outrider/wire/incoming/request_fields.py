@@ -13,17 +13,17 @@ from google.protobuf.message import Message
 from outrider.v1 import verifier_pb2
 
 
-def _is_inside(field: FieldDescriptor) -> bool:
-    """Whether a field holds messages whose own fields count; the entries of a map are values."""
+def _inside(field: FieldDescriptor) -> Descriptor | None:
+    """The message whose fields count, too; None: the field holds values, such as the entries of a map."""
     inner = field.message_type
-    return inner is not None and not inner.GetOptions().map_entry
+    return None if inner is None or inner.GetOptions().map_entry else inner
 
 
 def _paths(descriptor: Descriptor, above: str = "") -> Iterator[str]:
     for field in descriptor.fields:
         yield (path := above + field.name)
-        if _is_inside(field):
-            yield from _paths(field.message_type, f"{path}.")
+        if (inner := _inside(field)) is not None:
+            yield from _paths(inner, f"{path}.")
 
 
 REQUEST_FIELDS = tuple(_paths(verifier_pb2.OpenRequest.DESCRIPTOR))
@@ -55,6 +55,6 @@ def _unknown(message: Message, known: Collection[str], above: str = "") -> Itera
             continue
         if path not in known:
             yield path
-        elif _is_inside(field):
+        elif _inside(field) is not None:
             for inner in (value,) if isinstance(value, Message) else value:
                 yield from _unknown(inner, known, f"{path}.")
