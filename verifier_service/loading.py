@@ -18,6 +18,7 @@ from outrider.v1 import common_pb2, verifier_pb2
 from outrider.wire.channel import least_message_mb
 from outrider.wire.codec import sampling_from_wire
 from outrider.wire.criteria import SERVED_CRITERIA
+from outrider.wire.incoming.request_fields import REQUEST_FIELDS
 from outrider.wire.workers import CONTRACT, WorkerState
 from speculative.acceptance import CRITERIA
 from speculative.errors import InvalidRequest, ModelRefused, OutriderError
@@ -228,6 +229,7 @@ def description_of(
         weights_digest=weights_digest,
         sampling_defaults=_defaults_to_wire(target),
         criteria=_criteria_of(served),
+        request_fields=REQUEST_FIELDS,
     )
 
 

@@ -26,6 +26,7 @@ from outrider.v1 import verifier_pb2 as pb
 from outrider.v1.verifier_pb2_grpc import VerifierServicer, add_VerifierServicer_to_server
 from outrider.wire.channel import server_options
 from outrider.wire.codec import SessionKey, key_from_wire
+from outrider.wire.incoming.request_fields import REQUEST_FIELDS
 
 MAX_LENGTH = 1 << 20
 BEAT_S = 0.1
@@ -62,6 +63,7 @@ class FakeVerifier(VerifierServicer):
             node_limit=16,
             max_sessions=1 << 16,
             numerics="fake",
+            request_fields=REQUEST_FIELDS,
         )
 
     async def Tokenizer(self, request: Any, context: Any) -> AsyncIterator[pb.TokenizerChunk]:

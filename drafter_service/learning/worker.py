@@ -27,7 +27,6 @@ class LearningWorker(DrafterWorker):
         self._ended = ended
         self._said: dict[DraftingSession, tuple[TopIds, ...]] = {}
         self.version = version
-        """Version of the weights that draft; 0: those that the drafter was given."""
 
     def observed(self, session: DraftingSession, said: Observed) -> None:
         """Takes the target's likeliest ids at the places of the ids that `progressed` brings next."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from outrider.tokens import ChatTemplate, TokenTable
 from outrider.v1 import common_pb2, verifier_pb2
+from outrider.wire.incoming.request_fields import FIRST_FIELDS, REQUEST_FIELDS
 
 
 class ModelIdentity(NamedTuple):
@@ -46,6 +47,8 @@ class TargetModel:
     """The parameters that the checkpoint's generation config sets."""
     criteria: tuple[str, ...] = ()
     """Names of the criteria that a request may name."""
+    request_fields: frozenset[str] = frozenset(REQUEST_FIELDS)
+    """The fields of OpenRequest that the verifier knows."""
 
     @property
     def identity(self) -> ModelIdentity:
@@ -71,6 +74,7 @@ def target_from_wire(message: verifier_pb2.VerifierDescription, tokens: TokenTab
         eos_ids=frozenset(message.eos_ids),
         sampling_defaults=message.sampling_defaults,
         criteria=tuple(message.criteria),
+        request_fields=frozenset(message.request_fields) or FIRST_FIELDS,
     )
 
 

@@ -29,6 +29,7 @@ from outrider.wire.codec import (
     sampling_to_wire,
 )
 from outrider.wire.criteria import criterion_to_wire
+from outrider.wire.incoming.request_fields import unknown_field
 from speculative.errors import InvalidRequest, OutriderError, StaleEpoch, Superseded
 
 OPEN_S = 10.0
@@ -38,6 +39,10 @@ DEADLINE_MARGIN_MS = 250
 """How much later than the request's deadline its verifier's own deadline is. That one is a backstop for an
 orchestrator that is gone; this process cancels at the request's deadline."""
 MAX_MS = 2**32 - 1
+
+
+class OlderVerifier(InvalidRequest):
+    """The verifier would ignore a field of the request, which it is too old to know; others may know it."""
 
 
 class ChoiceReaders:
@@ -193,9 +198,11 @@ class Opener:
         """Open the choices of the plan under a new epoch above all known ones; all of them or none.
 
         An epoch that one verifier reports counts at the next verifier too, which may never have heard of the
-        session. Raises OutriderError, also the one that ended the request meanwhile.
+        session. Raises OutriderError, also the one that ended the request meanwhile, and OlderVerifier for a
+        verifier that would ignore a part of the request.
         """
         messages = await self._messages(plan, _sources_of(link, sources), time_left)
+        _check_fields(messages[0], link)
         timeout_s = OPEN_S if time_left is None else min(OPEN_S, time_left)
         known = max(plan.epoch, self._state.epoch)
         epoch = self._above(known) if known else self._epochs.next()
@@ -307,6 +314,15 @@ class Opener:
             )
             messages.append(message)
         return messages
+
+
+def _check_fields(message: verifier_pb2.OpenRequest, link: VerifierLink) -> None:
+    """Raises OlderVerifier where the verifier would ignore what the request asks for."""
+    if link.target is not None and (field := unknown_field(message, link.target.request_fields)):
+        raise OlderVerifier(
+            f"the request uses {field}, which the verifier {link.address} of model {message.model!r} is too "
+            "old to know; leave the field out, or ask once the verifiers are upgraded"
+        )
 
 
 def _sources_of(link: VerifierLink, sources: Sequence[ChosenSource]) -> tuple[ChosenSource, ...]:

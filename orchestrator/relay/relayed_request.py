@@ -26,13 +26,13 @@ from orchestrator.relay.delivery import (
     Recovered,
     Started,
 )
-from orchestrator.relay.opener import Opener, OpenPlan, Placement
+from orchestrator.relay.opener import OlderVerifier, Opener, OpenPlan, Placement
 from orchestrator.relay.request_state import RecoveryPauses, RequestDeadline, RequestState
 from orchestrator.store.ledger import Ledger, Whereabouts
 from outrider.v1 import verifier_pb2
 from outrider.wire.codec import CommittedCode, finish_from_wire
 from outrider.wire.status import peer_text
-from speculative.errors import OutriderError, Overloaded, Superseded, Unavailable
+from speculative.errors import InvalidRequest, OutriderError, Overloaded, Superseded, Unavailable
 from speculative.stop import stop_bytes
 from speculative.text import TextStream
 
@@ -248,9 +248,14 @@ class RelayedRequest:
         return OpenPlan(self._generated(), epoch, recovered, moving, scoring)
 
     async def _open(self, plan: OpenPlan, known: Whereabouts) -> Placement:
-        """Open the request on the first verifier that takes it, or raise the last verifier's error."""
+        """Open the request on the first verifier that takes it, or raise the last verifier's error.
+
+        A verifier that is too old for the request is passed over. Where all are, a new request is refused,
+        and one that was decoded before waits for another verifier.
+        """
         name = self.target.name
-        refusal: OutriderError = Unavailable(f"no verifier of model {name!r} can be reached; retry")
+        refusal: OutriderError | None = None
+        older: OlderVerifier | None = None
         if (instead := self.sources_instead()) != self.sources:
             self.use(instead)
         numerics = next(iter(self._numerics)) if len(self._numerics) == 1 else ""
@@ -271,7 +276,12 @@ class RelayedRequest:
             except (Unavailable, Overloaded) as error:
                 log.info("not opened", extra={"fields": {"peer": link.address, "why": peer_text(str(error))}})
                 refusal = error
-        raise refusal
+            except OlderVerifier as error:
+                log.info("passed over", extra={"fields": {"peer": link.address, "why": str(error)}})
+                older = error
+        if refusal is None and older is not None:
+            raise Unavailable(str(older)) if plan.recovered else InvalidRequest(str(older))
+        raise refusal or Unavailable(f"no verifier of model {name!r} can be reached; retry")
 
     async def _recover(self, placement: Placement, lost: VerifierLost) -> Placement:
         """Open the request on another verifier as soon as one takes it.

@@ -106,3 +106,5 @@ class Outgoing:
     refusals: list[tuple[int, str]] = field(default_factory=list)
     waits: dict[int, int] = field(default_factory=dict)
     """How many ms rounds may wait for this source's drafts; 0: they stop waiting. See draft_source.proto."""
+    weights_version: int = 0
+    """Version of the learnt weights that draft now; 0: those that the source was given."""

@@ -137,4 +137,5 @@ def outgoing_to_wire(outgoing: Outgoing) -> draft_source_pb2.AttachResponse:
             draft_source_pb2.Refusal(alias=alias, message=message) for alias, message in outgoing.refusals
         ],
         waits=[draft_source_pb2.Wait(alias=alias, ms=ms) for alias, ms in outgoing.waits.items()],
+        weights_version=outgoing.weights_version,
     )

@@ -49,6 +49,7 @@ class DraftOutbox:
         self._drafts: deque[tuple[int, Fragment]] = deque(maxlen=most_drafts)
         self._refusals: deque[tuple[int, str]] = deque(maxlen=MOST_REFUSALS)
         self._waits: dict[int, int] = {}
+        self._weights_version = 0
         self._changed = asyncio.Event()
         self._closed = False
 
@@ -62,6 +63,7 @@ class DraftOutbox:
         self._drafts.extend(outgoing.drafts)
         self._refusals.extend(outgoing.refusals)
         self._waits |= outgoing.waits
+        self._weights_version = outgoing.weights_version
         self._changed.set()
         return dropped
 
@@ -76,7 +78,7 @@ class DraftOutbox:
             if self._drafts or self._refusals or self._waits:
                 most = min(REFUSALS_AT_ONCE, len(self._refusals))
                 refusals = [self._refusals.popleft() for _ in range(most)]
-                taken = Outgoing(list(self._drafts), refusals, self._waits)
+                taken = Outgoing(list(self._drafts), refusals, self._waits, self._weights_version)
                 self._drafts.clear()
                 self._waits = {}
                 return taken

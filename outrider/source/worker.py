@@ -90,6 +90,8 @@ class SourceWorker(ABC, Generic[S]):
         self.counts = WorkerCounts() if counts is None else counts
         self.step_s = 0.0
         """Duration of recent passes in seconds; 0 for a source that runs no model."""
+        self.version = 0
+        """Version of the learnt weights that draft; 0: those that the source was given, or it has none."""
         self.roster: Roster[S] = Roster(profile, self.leave, self.close)
         self.clock = clock
         self._publish = publish
@@ -226,7 +228,7 @@ class SourceWorker(ABC, Generic[S]):
             self._publish(outgoing)
 
     def _out(self, stream: int) -> Outgoing:
-        return self._outgoing.setdefault(stream, Outgoing())
+        return self._outgoing.setdefault(stream, Outgoing(weights_version=self.version))
 
     def _handle(self, event: Event | _Call | None) -> None:
         match event:

@@ -111,6 +111,8 @@ class AttachRequest(_message.Message):
     least_survival: _builtins.int
     """Survival, in 1/255, below which a node has hardly a chance to be admitted now, so a source may omit such
     nodes; 0: any node may be admitted. Steps with many sessions ask for more survival than steps with one.
+    255 in a message of its own: the source rests for all sessions, and is to compute nothing for them until it is sent
+    their next tokens.
     """
     @_builtins.property
     def follow(self) -> _containers.RepeatedCompositeFieldContainer[Global___Follow]:
@@ -309,8 +311,13 @@ class AttachResponse(_message.Message):
     REFUSALS_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
     WAITS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_VERSION_FIELD_NUMBER: _builtins.int
     sources: _builtins.bytes
     """One byte per draft: the index in Follow.sources of the source that drafted it. Empty: 0 for all drafts."""
+    weights_version: _builtins.int
+    """Version of the weights that a drafter that learns drafts with, from 1; 0: those it was given, or the source does
+    not learn.
+    """
     @_builtins.property
     def drafts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Draft]:
         """Fragments of draft trees, for any followed sessions."""
@@ -330,10 +337,11 @@ class AttachResponse(_message.Message):
         refusals: _abc.Iterable[Global___Refusal] | None = ...,
         sources: _builtins.bytes = ...,
         waits: _abc.Iterable[Global___Wait] | None = ...,
+        weights_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafts", b"drafts", "refusals", b"refusals", "sources", b"sources", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafts", b"drafts", "refusals", b"refusals", "sources", b"sources", "waits", b"waits", "weights_version", b"weights_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,6 +9,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from outrider.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
@@ -144,6 +145,7 @@ class Round(_message.Message):
     FORWARD_MS_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
+    SOURCE_STATES_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """The number of the engine's step."""
     at_ms: _builtins.float
@@ -180,6 +182,10 @@ class Round(_message.Message):
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoundToken]:
         """The committed tokens, in order; of the rounds that have nodes."""
 
+    @_builtins.property
+    def source_states(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceState]:
+        """Each source outside the worker that the session used, as it stood behind the round."""
+
     def __init__(
         self,
         *,
@@ -198,14 +204,84 @@ class Round(_message.Message):
         forward_ms: _builtins.float = ...,
         nodes: _abc.Iterable[Global___RoundNode] | None = ...,
         tokens: _abc.Iterable[Global___RoundToken] | None = ...,
+        source_states: _abc.Iterable[Global___SourceState] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "at_ms", b"at_ms", "by_source", b"by_source", "candidates", b"candidates", "committed", b"committed", "forward_ms", b"forward_ms", "nodes", b"nodes", "pending", b"pending", "position", b"position", "prompt_passes", b"prompt_passes", "rows", b"rows", "sessions", b"sessions", "step", b"step", "tokens", b"tokens", "waited_ms", b"waited_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "at_ms", b"at_ms", "by_source", b"by_source", "candidates", b"candidates", "committed", b"committed", "forward_ms", b"forward_ms", "nodes", b"nodes", "pending", b"pending", "position", b"position", "prompt_passes", b"prompt_passes", "rows", b"rows", "sessions", b"sessions", "source_states", b"source_states", "step", b"step", "tokens", b"tokens", "waited_ms", b"waited_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Round: _TypeAlias = Round  # noqa: Y015
+
+@_typing.final
+class SourceState(_message.Message):
+    """Whether a source was sent a round, and what the verifier had measured of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Rest:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _RestEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[SourceState._Rest.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        REST_UNSPECIFIED: SourceState._Rest.ValueType  # 0
+        """Not said."""
+        REST_NONE: SourceState._Rest.ValueType  # 1
+        """The source was sent the round."""
+        REST_GAINS_TOO_LITTLE: SourceState._Rest.ValueType  # 2
+        """The source rests: it gains less than it costs, or less than the least that a source has to gain."""
+        REST_NOT_ADMITTED: SourceState._Rest.ValueType  # 3
+        """The source rests: steps of so many sessions admitted none of its nodes."""
+        REST_COMPARED: SourceState._Rest.ValueType  # 4
+        """All sessions leave the source alone for a few steps, to measure what it costs."""
+
+    class Rest(_Rest, metaclass=_RestEnumTypeWrapper):
+        """Why the verifier did not send a source the round, or that it did."""
+
+    REST_UNSPECIFIED: SourceState.Rest.ValueType  # 0
+    """Not said."""
+    REST_NONE: SourceState.Rest.ValueType  # 1
+    """The source was sent the round."""
+    REST_GAINS_TOO_LITTLE: SourceState.Rest.ValueType  # 2
+    """The source rests: it gains less than it costs, or less than the least that a source has to gain."""
+    REST_NOT_ADMITTED: SourceState.Rest.ValueType  # 3
+    """The source rests: steps of so many sessions admitted none of its nodes."""
+    REST_COMPARED: SourceState.Rest.ValueType  # 4
+    """All sessions leave the source alone for a few steps, to measure what it costs."""
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    REST_FIELD_NUMBER: _builtins.int
+    SLOWDOWN_FIELD_NUMBER: _builtins.int
+    WEIGHTS_VERSION_FIELD_NUMBER: _builtins.int
+    source: _builtins.int
+    """The source index, from 1; see Incarnation.source_names."""
+    rest: Global___SourceState.Rest.ValueType
+    """Sources at one address rest together."""
+    slowdown: _builtins.float
+    """Part of its speed that a step of as many sessions loses while the source is followed, 0 to 1; unset: not measured."""
+    weights_version: _builtins.int
+    """Version of the weights that a drafter that learns drafted with, as it last said; 0: not known, or those it was
+    given.
+    """
+    def __init__(
+        self,
+        *,
+        source: _builtins.int = ...,
+        rest: Global___SourceState.Rest.ValueType = ...,
+        slowdown: _builtins.float | None = ...,
+        weights_version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_slowdown", b"_slowdown", "slowdown", b"slowdown"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_slowdown", b"_slowdown", "rest", b"rest", "slowdown", b"slowdown", "source", b"source", "weights_version", b"weights_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__slowdown: _TypeAlias = _typing.Literal["slowdown"]  # noqa: Y015
+    _WhichOneofArgType__slowdown: _TypeAlias = _typing.Literal["_slowdown", b"_slowdown"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__slowdown) -> _WhichOneofReturnType__slowdown | None: ...
+
+Global___SourceState: _TypeAlias = SourceState  # noqa: Y015
 
 @_typing.final
 class RoundNode(_message.Message):

@@ -26,7 +26,7 @@ from outrider.v1 import common_pb2 as outrider_dot_v1_dot_common__pb2
 from outrider.v1 import explain_pb2 as outrider_dot_v1_dot_explain__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoutrider/v1/verifier.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\x1a\x19outrider/v1/explain.proto\"\x19\n\x17VerifierDescribeRequest\"\x83\x03\n\x13VerifierDescription\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nmax_length\x18\x02 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\x0f\n\x07\x65os_ids\x18\x04 \x03(\r\x12\x18\n\x10tokenizer_digest\x18\x05 \x01(\t\x12\x15\n\rlocal_sources\x18\x06 \x03(\t\x12\x12\n\nnode_limit\x18\x07 \x01(\r\x12\x14\n\x0cmax_sessions\x18\x08 \x01(\r\x12\x12\n\nmodel_type\x18\t \x01(\t\x12\x10\n\x08numerics\x18\n \x01(\t\x12\x30\n\rchat_template\x18\x0f \x01(\x0b\x32\x19.outrider.v1.ChatTemplate\x12\x10\n\x08\x63ontract\x18\x10 \x01(\r\x12\x16\n\x0eweights_digest\x18\x11 \x01(\t\x12\x30\n\x11sampling_defaults\x18\x12 \x01(\x0b\x32\x15.outrider.v1.Sampling\x12\x10\n\x08\x63riteria\x18\x13 \x03(\t\"\x96\x01\n\x0c\x43hatTemplate\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x35\n\x06tokens\x18\x02 \x03(\x0b\x32%.outrider.v1.ChatTemplate.TokensEntry\x12\x10\n\x08response\x18\x03 \x01(\t\x1a-\n\x0bTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x12\n\x10TokenizerRequest\"\x1e\n\x0eTokenizerChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\xd7\x04\n\x0bOpenRequest\x12$\n\x03key\x18\x01 \x01(\x0b\x32\x17.outrider.v1.SessionKey\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0b\n\x03ids\x18\x04 \x03(\r\x12\x15\n\rprompt_length\x18\x05 \x01(\r\x12\r\n\x05limit\x18\x06 \x01(\r\x12\'\n\x08sampling\x18\x07 \x01(\x0b\x32\x15.outrider.v1.Sampling\x12\x0c\n\x04seed\x18\x08 \x01(\x06\x12\x0c\n\x04stop\x18\t \x03(\t\x12\x14\n\x0ctime_left_ms\x18\n \x01(\r\x12\x11\n\tspeculate\x18\x0b \x01(\x08\x12\x17\n\nnode_limit\x18\x0c \x01(\rH\x00\x88\x01\x01\x12$\n\x07sources\x18\r \x03(\x0b\x32\x13.outrider.v1.Source\x12\'\n\x08logprobs\x18\x0e \x01(\x0b\x32\x15.outrider.v1.Logprobs\x12\x11\n\trecovered\x18\x12 \x01(\x08\x12%\n\x07grammar\x18\x0f \x01(\x0b\x32\x14.outrider.v1.Grammar\x12\r\n\x05learn\x18\x10 \x01(\x08\x12\x0f\n\x07\x63orpora\x18\x11 \x03(\t\x12\x12\n\nprediction\x18\x13 \x03(\r\x12-\n\nreferences\x18\x15 \x03(\x0b\x32\x19.outrider.v1.ReferenceIds\x12\x14\n\x0cscore_prompt\x18\x14 \x01(\x08\x12\x0e\n\x06policy\x18\x16 \x01(\t\x12)\n\tcriterion\x18\x17 \x01(\x0b\x32\x16.outrider.v1.CriterionB\r\n\x0b_node_limit\"\x1b\n\x0cReferenceIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\'\n\x06Source\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"Q\n\x0cOpenResponse\x12\x14\n\x0csource_names\x18\x01 \x03(\t\x12+\n\x08\x66inished\x18\x02 \x01(\x0e\x32\x19.outrider.v1.FinishReason\">\n\x0cWatchRequest\x12 \n\x03\x61\x64\x64\x18\x01 \x03(\x0b\x32\x13.outrider.v1.Cursor\x12\x0c\n\x04\x64rop\x18\x02 \x03(\r\"^\n\x06\x43ursor\x12\r\n\x05\x61lias\x18\x01 \x01(\r\x12$\n\x03key\x18\x02 \x01(\x0b\x32\x17.outrider.v1.SessionKey\x12\r\n\x05\x65poch\x18\x03 \x01(\x06\x12\x10\n\x08position\x18\x04 \x01(\r\"[\n\rWatchResponse\x12\x1f\n\x04\x62\x65\x61t\x18\x01 \x01(\x0b\x32\x11.outrider.v1.Beat\x12)\n\tcommitted\x18\x02 \x03(\x0b\x32\x16.outrider.v1.Committed\";\n\x04\x42\x65\x61t\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x13\n\x0b\x65xpected_us\x18\x02 \x01(\r\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\"\x8e\x02\n\tCommitted\x12\r\n\x05\x61lias\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x0b\n\x03ids\x18\x03 \x03(\r\x12\x15\n\rtoken_sources\x18\x04 \x01(\x0c\x12+\n\x08\x66inished\x18\x05 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12!\n\x05usage\x18\x06 \x01(\x0b\x32\x12.outrider.v1.Usage\x12\x0f\n\x07message\x18\x07 \x01(\t\x12\x0c\n\x04\x63ode\x18\x08 \x01(\r\x12+\n\x08logprobs\x18\t \x03(\x0b\x32\x19.outrider.v1.TokenLogprob\x12\x0e\n\x06rounds\x18\n \x01(\r\x12\x10\n\x08\x61\x64mitted\x18\x0b \x01(\r\"L\n\x15VerifierCancelRequest\x12$\n\x03key\x18\x01 \x01(\x0b\x32\x17.outrider.v1.SessionKey\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\"\'\n\x16VerifierCancelResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x32\xc3\x03\n\x08Verifier\x12R\n\x08\x44\x65scribe\x12$.outrider.v1.VerifierDescribeRequest\x1a .outrider.v1.VerifierDescription\x12I\n\tTokenizer\x12\x1d.outrider.v1.TokenizerRequest\x1a\x1b.outrider.v1.TokenizerChunk0\x01\x12;\n\x04Open\x12\x18.outrider.v1.OpenRequest\x1a\x19.outrider.v1.OpenResponse\x12\x42\n\x05Watch\x12\x19.outrider.v1.WatchRequest\x1a\x1a.outrider.v1.WatchResponse(\x01\x30\x01\x12Q\n\x06\x43\x61ncel\x12\".outrider.v1.VerifierCancelRequest\x1a#.outrider.v1.VerifierCancelResponse\x12\x44\n\x07\x45xplain\x12\x1b.outrider.v1.ExplainRequest\x1a\x1c.outrider.v1.ExplainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoutrider/v1/verifier.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\x1a\x19outrider/v1/explain.proto\"\x19\n\x17VerifierDescribeRequest\"\x9b\x03\n\x13VerifierDescription\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nmax_length\x18\x02 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\x0f\n\x07\x65os_ids\x18\x04 \x03(\r\x12\x18\n\x10tokenizer_digest\x18\x05 \x01(\t\x12\x15\n\rlocal_sources\x18\x06 \x03(\t\x12\x12\n\nnode_limit\x18\x07 \x01(\r\x12\x14\n\x0cmax_sessions\x18\x08 \x01(\r\x12\x12\n\nmodel_type\x18\t \x01(\t\x12\x10\n\x08numerics\x18\n \x01(\t\x12\x30\n\rchat_template\x18\x0f \x01(\x0b\x32\x19.outrider.v1.ChatTemplate\x12\x10\n\x08\x63ontract\x18\x10 \x01(\r\x12\x16\n\x0eweights_digest\x18\x11 \x01(\t\x12\x30\n\x11sampling_defaults\x18\x12 \x01(\x0b\x32\x15.outrider.v1.Sampling\x12\x10\n\x08\x63riteria\x18\x13 \x03(\t\x12\x16\n\x0erequest_fields\x18\x14 \x03(\t\"\x96\x01\n\x0c\x43hatTemplate\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x35\n\x06tokens\x18\x02 \x03(\x0b\x32%.outrider.v1.ChatTemplate.TokensEntry\x12\x10\n\x08response\x18\x03 \x01(\t\x1a-\n\x0bTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x12\n\x10TokenizerRequest\"\x1e\n\x0eTokenizerChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\xd7\x04\n\x0bOpenRequest\x12$\n\x03key\x18\x01 \x01(\x0b\x32\x17.outrider.v1.SessionKey\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0b\n\x03ids\x18\x04 \x03(\r\x12\x15\n\rprompt_length\x18\x05 \x01(\r\x12\r\n\x05limit\x18\x06 \x01(\r\x12\'\n\x08sampling\x18\x07 \x01(\x0b\x32\x15.outrider.v1.Sampling\x12\x0c\n\x04seed\x18\x08 \x01(\x06\x12\x0c\n\x04stop\x18\t \x03(\t\x12\x14\n\x0ctime_left_ms\x18\n \x01(\r\x12\x11\n\tspeculate\x18\x0b \x01(\x08\x12\x17\n\nnode_limit\x18\x0c \x01(\rH\x00\x88\x01\x01\x12$\n\x07sources\x18\r \x03(\x0b\x32\x13.outrider.v1.Source\x12\'\n\x08logprobs\x18\x0e \x01(\x0b\x32\x15.outrider.v1.Logprobs\x12\x11\n\trecovered\x18\x12 \x01(\x08\x12%\n\x07grammar\x18\x0f \x01(\x0b\x32\x14.outrider.v1.Grammar\x12\r\n\x05learn\x18\x10 \x01(\x08\x12\x0f\n\x07\x63orpora\x18\x11 \x03(\t\x12\x12\n\nprediction\x18\x13 \x03(\r\x12-\n\nreferences\x18\x15 \x03(\x0b\x32\x19.outrider.v1.ReferenceIds\x12\x14\n\x0cscore_prompt\x18\x14 \x01(\x08\x12\x0e\n\x06policy\x18\x16 \x01(\t\x12)\n\tcriterion\x18\x17 \x01(\x0b\x32\x16.outrider.v1.CriterionB\r\n\x0b_node_limit\"\x1b\n\x0cReferenceIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\'\n\x06Source\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"Q\n\x0cOpenResponse\x12\x14\n\x0csource_names\x18\x01 \x03(\t\x12+\n\x08\x66inished\x18\x02 \x01(\x0e\x32\x19.outrider.v1.FinishReason\">\n\x0cWatchRequest\x12 \n\x03\x61\x64\x64\x18\x01 \x03(\x0b\x32\x13.outrider.v1.Cursor\x12\x0c\n\x04\x64rop\x18\x02 \x03(\r\"^\n\x06\x43ursor\x12\r\n\x05\x61lias\x18\x01 \x01(\r\x12$\n\x03key\x18\x02 \x01(\x0b\x32\x17.outrider.v1.SessionKey\x12\r\n\x05\x65poch\x18\x03 \x01(\x06\x12\x10\n\x08position\x18\x04 \x01(\r\"[\n\rWatchResponse\x12\x1f\n\x04\x62\x65\x61t\x18\x01 \x01(\x0b\x32\x11.outrider.v1.Beat\x12)\n\tcommitted\x18\x02 \x03(\x0b\x32\x16.outrider.v1.Committed\";\n\x04\x42\x65\x61t\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x13\n\x0b\x65xpected_us\x18\x02 \x01(\r\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\"\x8e\x02\n\tCommitted\x12\r\n\x05\x61lias\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x0b\n\x03ids\x18\x03 \x03(\r\x12\x15\n\rtoken_sources\x18\x04 \x01(\x0c\x12+\n\x08\x66inished\x18\x05 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12!\n\x05usage\x18\x06 \x01(\x0b\x32\x12.outrider.v1.Usage\x12\x0f\n\x07message\x18\x07 \x01(\t\x12\x0c\n\x04\x63ode\x18\x08 \x01(\r\x12+\n\x08logprobs\x18\t \x03(\x0b\x32\x19.outrider.v1.TokenLogprob\x12\x0e\n\x06rounds\x18\n \x01(\r\x12\x10\n\x08\x61\x64mitted\x18\x0b \x01(\r\"L\n\x15VerifierCancelRequest\x12$\n\x03key\x18\x01 \x01(\x0b\x32\x17.outrider.v1.SessionKey\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\"\'\n\x16VerifierCancelResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x32\xc3\x03\n\x08Verifier\x12R\n\x08\x44\x65scribe\x12$.outrider.v1.VerifierDescribeRequest\x1a .outrider.v1.VerifierDescription\x12I\n\tTokenizer\x12\x1d.outrider.v1.TokenizerRequest\x1a\x1b.outrider.v1.TokenizerChunk0\x01\x12;\n\x04Open\x12\x18.outrider.v1.OpenRequest\x1a\x19.outrider.v1.OpenResponse\x12\x42\n\x05Watch\x12\x19.outrider.v1.WatchRequest\x1a\x1a.outrider.v1.WatchResponse(\x01\x30\x01\x12Q\n\x06\x43\x61ncel\x12\".outrider.v1.VerifierCancelRequest\x1a#.outrider.v1.VerifierCancelResponse\x12\x44\n\x07\x45xplain\x12\x1b.outrider.v1.ExplainRequest\x1a\x1c.outrider.v1.ExplainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,37 +38,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VERIFIERDESCRIBEREQUEST']._serialized_start=96
   _globals['_VERIFIERDESCRIBEREQUEST']._serialized_end=121
   _globals['_VERIFIERDESCRIPTION']._serialized_start=124
-  _globals['_VERIFIERDESCRIPTION']._serialized_end=511
-  _globals['_CHATTEMPLATE']._serialized_start=514
-  _globals['_CHATTEMPLATE']._serialized_end=664
-  _globals['_CHATTEMPLATE_TOKENSENTRY']._serialized_start=619
-  _globals['_CHATTEMPLATE_TOKENSENTRY']._serialized_end=664
-  _globals['_TOKENIZERREQUEST']._serialized_start=666
-  _globals['_TOKENIZERREQUEST']._serialized_end=684
-  _globals['_TOKENIZERCHUNK']._serialized_start=686
-  _globals['_TOKENIZERCHUNK']._serialized_end=716
-  _globals['_OPENREQUEST']._serialized_start=719
-  _globals['_OPENREQUEST']._serialized_end=1318
-  _globals['_REFERENCEIDS']._serialized_start=1320
-  _globals['_REFERENCEIDS']._serialized_end=1347
-  _globals['_SOURCE']._serialized_start=1349
-  _globals['_SOURCE']._serialized_end=1388
-  _globals['_OPENRESPONSE']._serialized_start=1390
-  _globals['_OPENRESPONSE']._serialized_end=1471
-  _globals['_WATCHREQUEST']._serialized_start=1473
-  _globals['_WATCHREQUEST']._serialized_end=1535
-  _globals['_CURSOR']._serialized_start=1537
-  _globals['_CURSOR']._serialized_end=1631
-  _globals['_WATCHRESPONSE']._serialized_start=1633
-  _globals['_WATCHRESPONSE']._serialized_end=1724
-  _globals['_BEAT']._serialized_start=1726
-  _globals['_BEAT']._serialized_end=1785
-  _globals['_COMMITTED']._serialized_start=1788
-  _globals['_COMMITTED']._serialized_end=2058
-  _globals['_VERIFIERCANCELREQUEST']._serialized_start=2060
-  _globals['_VERIFIERCANCELREQUEST']._serialized_end=2136
-  _globals['_VERIFIERCANCELRESPONSE']._serialized_start=2138
-  _globals['_VERIFIERCANCELRESPONSE']._serialized_end=2177
-  _globals['_VERIFIER']._serialized_start=2180
-  _globals['_VERIFIER']._serialized_end=2631
+  _globals['_VERIFIERDESCRIPTION']._serialized_end=535
+  _globals['_CHATTEMPLATE']._serialized_start=538
+  _globals['_CHATTEMPLATE']._serialized_end=688
+  _globals['_CHATTEMPLATE_TOKENSENTRY']._serialized_start=643
+  _globals['_CHATTEMPLATE_TOKENSENTRY']._serialized_end=688
+  _globals['_TOKENIZERREQUEST']._serialized_start=690
+  _globals['_TOKENIZERREQUEST']._serialized_end=708
+  _globals['_TOKENIZERCHUNK']._serialized_start=710
+  _globals['_TOKENIZERCHUNK']._serialized_end=740
+  _globals['_OPENREQUEST']._serialized_start=743
+  _globals['_OPENREQUEST']._serialized_end=1342
+  _globals['_REFERENCEIDS']._serialized_start=1344
+  _globals['_REFERENCEIDS']._serialized_end=1371
+  _globals['_SOURCE']._serialized_start=1373
+  _globals['_SOURCE']._serialized_end=1412
+  _globals['_OPENRESPONSE']._serialized_start=1414
+  _globals['_OPENRESPONSE']._serialized_end=1495
+  _globals['_WATCHREQUEST']._serialized_start=1497
+  _globals['_WATCHREQUEST']._serialized_end=1559
+  _globals['_CURSOR']._serialized_start=1561
+  _globals['_CURSOR']._serialized_end=1655
+  _globals['_WATCHRESPONSE']._serialized_start=1657
+  _globals['_WATCHRESPONSE']._serialized_end=1748
+  _globals['_BEAT']._serialized_start=1750
+  _globals['_BEAT']._serialized_end=1809
+  _globals['_COMMITTED']._serialized_start=1812
+  _globals['_COMMITTED']._serialized_end=2082
+  _globals['_VERIFIERCANCELREQUEST']._serialized_start=2084
+  _globals['_VERIFIERCANCELREQUEST']._serialized_end=2160
+  _globals['_VERIFIERCANCELRESPONSE']._serialized_start=2162
+  _globals['_VERIFIERCANCELRESPONSE']._serialized_end=2201
+  _globals['_VERIFIER']._serialized_start=2204
+  _globals['_VERIFIER']._serialized_end=2655
 # @@protoc_insertion_point(module_scope)

@@ -53,6 +53,7 @@ class VerifierDescription(_message.Message):
     WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
     SAMPLING_DEFAULTS_FIELD_NUMBER: _builtins.int
     CRITERIA_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELDS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The name for OpenRequest.model."""
     max_length: _builtins.int
@@ -100,6 +101,13 @@ class VerifierDescription(_message.Message):
     def criteria(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Kinds of Criterion that a request may name; empty under the deterministic profile, whose ids are replayed."""
 
+    @_builtins.property
+    def request_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Every field of OpenRequest that the verifier knows, those of messages inside it as sampling.top_k. An orchestrator
+        opens no session here that uses another field, unless the field only says how to draft. Empty: the verifier is
+        older than this list; docs/upgrades.md has the fields that such a verifier is taken to know.
+        """
+
     def __init__(
         self,
         *,
@@ -118,10 +126,11 @@ class VerifierDescription(_message.Message):
         weights_digest: _builtins.str = ...,
         sampling_defaults: _common_pb2.Sampling | None = ...,
         criteria: _abc.Iterable[_builtins.str] | None = ...,
+        request_fields: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat_template", b"chat_template", "sampling_defaults", b"sampling_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_template", b"chat_template", "contract", b"contract", "criteria", b"criteria", "eos_ids", b"eos_ids", "local_sources", b"local_sources", "max_length", b"max_length", "max_sessions", b"max_sessions", "model", b"model", "model_type", b"model_type", "node_limit", b"node_limit", "numerics", b"numerics", "sampling_defaults", b"sampling_defaults", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_template", b"chat_template", "contract", b"contract", "criteria", b"criteria", "eos_ids", b"eos_ids", "local_sources", b"local_sources", "max_length", b"max_length", "max_sessions", b"max_sessions", "model", b"model", "model_type", b"model_type", "node_limit", b"node_limit", "numerics", b"numerics", "request_fields", b"request_fields", "sampling_defaults", b"sampling_defaults", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

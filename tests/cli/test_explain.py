@@ -86,6 +86,22 @@ def test_a_table_has_a_line_for_each_round_and_the_sums() -> None:
     ]
 
 
+def test_the_sums_say_what_a_source_costs_why_it_was_left_alone_and_which_weights_drafted() -> None:
+    state = explain_pb2.SourceState
+    found = incarnation()
+    found.rounds[0].source_states.append(state(source=2, rest=state.REST_NONE, weights_version=3))
+    compared = state(source=2, rest=state.REST_COMPARED, slowdown=0.18, weights_version=4)
+    found.rounds[1].source_states.append(compared)
+    said = explain.as_object(found)
+    assert said["rounds"][0]["sources"] == {"drafter": {"rest": None, "slowdown": None, "weights_version": 3}}
+    assert said["rounds"][1]["sources"]["drafter"]["rest"] == "compared"
+    console = Console(file=io.StringIO(), width=explain.WIDTH, highlight=False, markup=False)
+    explain.show(said, console)
+    assert console.file.getvalue().splitlines()[-1] == (  # type: ignore[attr-defined]
+        "drafter: left alone in 1 of 2 rounds (1 compared); slows steps down by 18%; weights version 3 to 4"
+    )
+
+
 def test_a_tree_shows_each_node_below_its_parent_and_what_was_accepted() -> None:
     found = incarnation()
     node, token = explain_pb2.RoundNode, explain_pb2.RoundToken

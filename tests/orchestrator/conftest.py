@@ -24,6 +24,7 @@ from outrider.v1.draft_source_pb2_grpc import DraftSourceServicer, add_DraftSour
 from outrider.v1.verifier_pb2_grpc import VerifierServicer, add_VerifierServicer_to_server
 from outrider.wire.channel import server_options
 from outrider.wire.codec import SessionKey, finish_to_wire, key_from_wire
+from outrider.wire.incoming.request_fields import REQUEST_FIELDS
 from outrider.wire.status import guarded
 from speculative.errors import OutriderError, StaleEpoch, Unavailable
 from speculative.stop import FinishReason
@@ -95,6 +96,8 @@ class FakeVerifier(VerifierServicer):
     """What it remembers of any session of tenant `us`."""
     metadata: list[dict[str, str]] = field(default_factory=list)
     """What came with each Open."""
+    request_fields: tuple[str, ...] = REQUEST_FIELDS
+    """The fields of Open that it lists; empty: it is older than the list."""
     fault: verifier_pb2.Committed | None = None
     """Sent in place of what was committed."""
 
@@ -115,6 +118,7 @@ class FakeVerifier(VerifierServicer):
             contract=self.contract,
             weights_digest=self.weights,
             sampling_defaults=common_pb2.Sampling(**self.samples),
+            request_fields=self.request_fields,
             chat_template=verifier_pb2.ChatTemplate(
                 source=self.chat, tokens={"eos_token": "<eos>"}, response=self.response
             )

@@ -1,6 +1,6 @@
 """How often a source is sent progress: a source that brings nothing rests for longer and longer."""
 
-from verifier_service.engine.source_policy import SourceActivity, SourceThrottle
+from verifier_service.remote_sources.source_rests import LEAST_PRICE, SourceActivity, SourceThrottle
 
 
 def sent(throttle: SourceThrottle, rounds: int, accepted: int = 0) -> int:
@@ -37,7 +37,7 @@ def test_a_source_that_gets_better_is_found_out() -> None:
 def test_a_source_that_gains_half_of_what_it_has_to_comes_to_rest() -> None:
     throttle = SourceThrottle(SourceActivity())
     for _ in range(70):
-        throttle.committed(1, worth=0.5)
+        throttle.committed(0.5 * LEAST_PRICE)
     assert throttle.resting
 
 

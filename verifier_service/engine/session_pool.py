@@ -346,6 +346,7 @@ class SessionPool:
             done.drafted,
             done.tokens,
             RoundTree.of(step_rows.tree),
+            session.sources.states(self.step.sessions),
         )
 
     def expire(self, now_s: float) -> None:

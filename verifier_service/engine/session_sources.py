@@ -11,15 +11,11 @@ from speculative.draft import Draft
 from speculative.grammar import Matcher
 from speculative.marginal import DraftedPlace, Order, SourceGain, credited
 from speculative.policies.local import LocalDrafts
-from verifier_service.engine.source_policy import (
-    LEAST_SHARE,
-    DraftWaits,
-    Reputations,
-    SourceLatency,
-    SourceThrottle,
-)
+from verifier_service.engine.source_policy import DraftWaits, Reputations, SourceLatency
+from verifier_service.observe.round_log import SourceState
 from verifier_service.proposers import PROPOSERS, ActiveProposer, ProposerInit, make_proposer
 from verifier_service.remote_sources.source_presence import SourcePresence
+from verifier_service.remote_sources.sources_at_address import SourcesAtAddress
 from verifier_service.sessions.request import SessionRequest, SourceSet
 
 _WEIGHT = 0.1
@@ -72,9 +68,10 @@ class SessionSources:
         self._proposers: list[ActiveProposer] = []
         self._active: frozenset[int] = frozenset()
         self._muted: set[int] = set()
-        self._throttles: dict[int, SourceThrottle] = {}
-        self._presences: dict[int, SourcePresence] = {}
-        """What remote sources in use cost the target, by source index, but for clients' devices."""
+        self._addresses: list[SourcesAtAddress] = []
+        """Remote sources in use, by address."""
+        self._at: dict[int, SourcesAtAddress] = {}
+        """The same by source index."""
         self._gains: dict[int, SourceGain] = {}
         """What each source gained in this session and others, by source index."""
         self._tokens = 1.0
@@ -109,16 +106,8 @@ class SessionSources:
         self.latencies = {
             source_index: self.latencies.get(source_index) or SourceLatency() for source_index in listening
         }
-        self._throttles = {
-            source_index: self._throttles.get(source_index)
-            or SourceThrottle(reputations[source_index - 1].activity)
-            for source_index in listening
-        }
-        self._presences = {
-            source_index: presence
-            for source_index in listening
-            if (presence := reputations[source_index - 1].presence) is not None
-        }
+        self._addresses = self._grouped(sources, listening)
+        self._at = {index: address for address in self._addresses for index in address.indices}
 
     @property
     def resting(self) -> frozenset[int]:
@@ -126,18 +115,26 @@ class SessionSources:
         return frozenset(
             [
                 source_index
-                for source_index, throttle in self._throttles.items()
-                if throttle.resting or self._pauses(source_index)
+                for address in self._addresses
+                if address.throttle.resting or self._pauses(address)
+                for source_index in address.indices
             ]
         )
 
+    def states(self, sessions: int) -> tuple[SourceState, ...]:
+        """How each remote source stands, in steps of `sessions` sessions."""
+        if not self._addresses:
+            return ()
+        found = [address.states(sessions, paused=self._pauses(address)) for address in self._addresses]
+        return tuple([state for states in found for state in states])
+
     @property
     def uses(self) -> list[tuple[SourcePresence, bool]]:
-        """Sources that the session does not leave alone itself, and whether it sends each the last round."""
+        """Addresses that the session does not leave alone itself, and whether each is sent the last round."""
         return [
-            (presence, not self._pauses(source_index))
-            for source_index, presence in self._presences.items()
-            if not self._throttles[source_index].resting
+            (address.presence, not self._pauses(address))
+            for address in self._addresses
+            if address.presence is not None and not address.throttle.resting
         ]
 
     def listens_to(self, source_index: int) -> bool:
@@ -149,8 +146,10 @@ class SessionSources:
         self._muted.add(source_index)
         self.latencies.pop(source_index, None)
         self.waits.ask(source_index, 0)
-        self._throttles.pop(source_index, None)
-        self._presences.pop(source_index, None)
+        if (address := self._at.pop(source_index, None)) is not None:
+            address.indices.discard(source_index)
+            if not address.indices:
+                self._addresses.remove(address)
 
     def want_tops(self, source_index: int, tops: int) -> None:
         """Collects `tops` of the target's likeliest ids of each row for a source that drafts."""
@@ -221,29 +220,42 @@ class SessionSources:
             self.waits.committed(token_sources, heard)
         own = self._credit(scored, token_sources)
         self._tokens += _WEIGHT * (len(token_sources) - self._tokens)
-        for source_index, throttle in self._throttles.items():
-            gain, share = self._gains[source_index], self._least_share(source_index, batch)
-            throttle.committed(
-                own.get(source_index, 0),
-                source_index in heard,
+        row = scored.node_cost / self._tokens
+        for address in self._addresses:
+            # Without a token that only this source had, the target's own token ends the round in its place,
+            # and one more round makes up for the rest. Such a token saves a round, however long rounds are.
+            saved = sum(own.get(index, 0) * self._gains[index].net(row) for index in address.indices)
+            drafted = not heard.isdisjoint(address.indices)
+            if drafted and address.presence is not None:
+                address.presence.saved(saved)
+            address.throttle.committed(
+                saved,
+                drafted,
                 spared,
                 batch,
                 step,
-                worth=gain.net(scored.node_cost) / (share * self._tokens),
-                right=gain.often_right and share <= LEAST_SHARE,
+                price=address.price(batch),
+                right=any([self._gains[index].often_right for index in address.indices]),
             )
         heard.clear()
         return own
 
-    def _least_share(self, source_index: int, sessions: int) -> float:
-        """Part of the session's tokens that the source has to gain, in steps of `sessions` sessions."""
-        presence = self._presences.get(source_index)
-        return LEAST_SHARE if presence is None else max(LEAST_SHARE, presence.cost(sessions))
+    def _grouped(self, sources: SourceSet, listening: frozenset[int]) -> list[SourcesAtAddress]:
+        """The sources by address; an address that the session used before goes on where it was."""
+        known = {frozenset(address.names): address for address in self._addresses}
+        found = []
+        for group in dict.fromkeys([sources.at_one_address(index) for index in sorted(listening)]):
+            names = tuple([sources.names[index - 1] for index in sorted(group)])
+            address = known.get(frozenset(names))
+            if address is None:
+                address = SourcesAtAddress(names, self._reputations.of_address(names, self._params))
+            address.indices = set(group & listening)
+            found.append(address)
+        return found
 
-    def _pauses(self, source_index: int) -> bool:
-        """Whether a trial leaves the source alone; rounds that wait for its drafts would wait in vain."""
-        presence = self._presences.get(source_index)
-        return presence is not None and presence.paused and not self.waits.asks(source_index)
+    def _pauses(self, address: SourcesAtAddress) -> bool:
+        """Whether a trial leaves the address alone; rounds that wait for its drafts would wait in vain."""
+        return address.is_paused and not any([self.waits.asks(index) for index in address.indices])
 
     def _credit(self, scored: RoundScore, token_sources: bytes) -> dict[int, int]:
         """The accepted tokens that count for each source.
@@ -282,8 +294,9 @@ class SessionSources:
         or two equal sources would take turns at resting. Batched proposers come last: they draft only to add.
         """
         order = {active.source_index: (0, 0, 0) for active in self._proposers}
-        for source_index, throttle in self._throttles.items():
-            order[source_index] = (1 + throttle.on_trial, -self._gains[source_index].grade, source_index)
+        for source_index, address in self._at.items():
+            on_trial = address.throttle.on_trial
+            order[source_index] = (1 + on_trial, -self._gains[source_index].grade, source_index)
         return order
 
     def published(self, now_ms: float, bare: bool) -> None:

@@ -1,26 +1,18 @@
-"""How the engine treats a draft source: when to leave the source alone, how long to wait, what to expect.
-
-**Throttle.** A source that gains too little for a while rests: no session sends it progress for a number of
-steps, then one session does for a few rounds, and the rest doubles each time that it gains too little again.
-Accepted tokens that no better source had drafted are its gain (`speculative.marginal`). Rounds are counted
-over all sessions, so short sessions find out together what none of them could alone. A source that is slow,
-wrong or superfluous then costs next to nothing, and one that gets better is noticed.
+"""How the engine treats a draft source: how long to wait for it, and what to expect of it.
 
 **Latency.** Only a step with exactly one ready session may wait for a draft. A step that begins now yields
 `expected` tokens in `step_ms`; a node that survives with probability s and comes in w ms is worth waiting for
 while s / w > expected / step_ms.
-
-**Presence.** How much a source slows steps down is measured (`source_presence.py`). The source has to gain at
-least as large a part of a session's tokens.
 
 **Reputation.** What all sessions learnt about a source, for the sessions to come.
 
 Knows rounds, tokens and the caller's milliseconds, nothing of queues, sessions or trees.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
+from typing import TypeVar
 
 from outrider.wire.names import EDGE
 from speculative.calibration import Calibration
@@ -32,154 +24,7 @@ from speculative.policies.local import LocalDrafts
 from speculative.policies.names import DEFAULT_POLICY
 from speculative.policies.policy import DraftLimits
 from verifier_service.remote_sources.source_presence import SourcePresence
-
-_FIRST_ROUNDS = 32.0
-"""Rounds without a gain after which a source rests."""
-LEAST_SHARE = 0.03
-"""Least part of a session's tokens that a remote source has to gain, whatever it was measured to cost: its
-drafts are merged, and progress is sent to it."""
-_PROBE_ROUNDS = 8.0
-"""Rounds for which a resting source is tried again."""
-_FIRST_REST = 16
-_MOST_REST = 256
-_SPARED_REST = 64
-"""The longest rest, in steps, of a source whose drafts were never admitted, or right where others were right
-as well. The rest of the former also ends when the batch has shrunk to half: drafts may pay again."""
-_SPARED = 8.0
-"""A round in which there were drafts and none was admitted counts as this many: such a batch has no use for
-them."""
-
-
-@dataclass(slots=True)
-class SourceActivity:
-    """Counts of one source over all sessions, and how long it rests."""
-
-    rest: int = 0
-    """Steps that the current rest lasts; 0: the source does not rest."""
-    left: int = 0
-    """Steps of the rest that remain until a session tries the source again."""
-    step: int = 0
-    """Number of the last step that was counted."""
-    barren: float = 0.0
-    """Rounds that were spent on the source and that its gain has not paid for."""
-    tried: float = 0.0
-    """Rounds in which sessions have tried the source since its last rest began."""
-    crowd: int = 0
-    """Sessions in the step that admitted none of its drafts; 0: it rests because its drafts were wrong."""
-    late: bool = False
-    """Whether the source sent drafts for a session that had ended. Set by the reader of its stream."""
-
-
-class SourceThrottle:
-    """Decides whether one source is sent the progress of one session.
-
-    Args:
-        activity: the source's, over all sessions; updated here.
-    """
-
-    __slots__ = ("_activity", "_begins", "_follows", "_left", "_probed", "resting")
-
-    def __init__(self, activity: SourceActivity) -> None:
-        self._activity = activity
-        self.resting = activity.rest > 0
-        """Whether the source is left alone: it is not sent the round that was committed last."""
-        # Each session has some rounds of its own to try the source, unless all are too short for that.
-        fewest = min(_PROBE_ROUNDS, 2 * _FIRST_ROUNDS - activity.barren)
-        self._left = max(1.0, fewest, _FIRST_ROUNDS - activity.barren)
-        self._probed = 0
-        """Length, in steps, of the rest that this session has ended to try the source."""
-        self._follows = self.resting
-        """Whether the source rests because of what other sessions found."""
-        self._begins = True
-        """Whether this is the session's first round."""
-
-    @property
-    def on_trial(self) -> bool:
-        """Whether the source rests, or is tried after a rest and has not paid for it yet."""
-        return self.resting or self._probed > 0
-
-    def committed(
-        self,
-        gained: int,
-        heard: bool = True,
-        spared: bool = False,
-        batch: int = 1,
-        step: int = 0,
-        *,
-        worth: float = _FIRST_ROUNDS,
-        right: bool = False,
-    ) -> None:
-        """A round of the session was committed.
-
-        Args:
-            gained: committed tokens that count for this source.
-            heard: whether the source had sent drafts. A silent source may still be reading a long prompt.
-            spared: whether drafts were there, of any source, and the step admitted none of them.
-            batch: sessions in the step.
-            step: the step's number; 0: each call is a step of its own.
-            worth: number of rounds that one gained token pays for.
-            right: whether the source is often right, so that it gains nothing only where others are too.
-        """
-        # Drafts from before the rest end it only where they pay for as much as a trial would take.
-        if self.resting and gained * worth < _PROBE_ROUNDS:
-            self._go_on_resting(batch, step)
-        else:
-            self._pay(gained * worth)
-            self._spend(heard, spared, right, batch)
-        self._begins = False
-
-    def _pay(self, rounds: float) -> None:
-        """Adds the rounds that a gain pays for; a source that has paid for the most is tried no longer."""
-        if rounds <= 0.0:
-            return
-        activity = self._activity
-        self.resting = False
-        self._left = min(self._left + rounds, _FIRST_ROUNDS + 1.0)
-        activity.barren, activity.late = max(0.0, min(activity.barren, _FIRST_ROUNDS) - rounds), False
-        if self._left >= _FIRST_ROUNDS:
-            self._probed = 0
-            activity.rest, activity.tried = 0, 0.0
-
-    def _spend(self, heard: bool, spared: bool, right: bool, batch: int) -> None:
-        """Takes the round that was just committed from those that are left."""
-        activity = self._activity
-        # Where sessions end before a slow source drafts, late drafts are all that ever comes of it.
-        spent = _SPARED if spared and heard else float(heard or activity.late)
-        activity.late = False
-        self._left = min(_FIRST_ROUNDS, self._left - spent)
-        activity.barren += spent
-        if self._probed:
-            activity.tried += spent
-        if self._left <= 0:
-            self._rest(_SPARED_REST if spared or right else _MOST_REST)
-            self._follows = spared
-            activity.crowd = batch if spared else 0
-
-    def _rest(self, most: int) -> None:
-        rest = min(2 * self._probed or _FIRST_REST, most)
-        self._activity.rest = max(self._activity.rest, rest) if not self._probed else rest
-        self._activity.left = self._activity.rest
-        self._activity.tried = 0.0
-        self._left = rest
-        self.resting = True
-
-    def _go_on_resting(self, batch: int, step: int) -> None:
-        activity = self._activity
-        self._left -= 1
-        if not step or step != activity.step:
-            activity.step = step
-            activity.left -= 1
-        # While the source does not rest for all sessions, this session's own count decides.
-        # A session in its first round tries the source a little before the rest is over: most older sessions
-        # are about to end, and would find out nothing.
-        soon = _PROBE_ROUNDS if self._begins else 0.0
-        due = activity.left <= soon if activity.rest else self._follows or self._left <= 0
-        if due or 2 * batch <= activity.crowd:
-            self.resting, self._follows = False, False
-            activity.crowd = 0
-            self._left, self._probed = max(1.0, _PROBE_ROUNDS - activity.tried), activity.rest
-            activity.left = activity.rest
-
+from verifier_service.remote_sources.source_rests import SourceActivity
 
 _WEIGHT = 0.15
 # A source that sent nothing useful for this many rounds is silent, and no step waits for it.
@@ -332,6 +177,8 @@ _UNBOUNDED = DraftLimits(MAX_DRAFT_NODES, 0.0, MAX_DRAFT_NODES, MAX_DRAFT_NODES)
 # Clients name sources, so their number has to be bounded; the oldest is forgotten.
 _MOST = 512
 _BAND = 0.4
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 _BANDS = 3
 
 
@@ -340,14 +187,22 @@ class Reputation:
     """What is known of one source over earlier requests of one temperature band."""
 
     calibration: Calibration = field(default_factory=Calibration)
-    activity: SourceActivity = field(default_factory=SourceActivity)
     gain: SourceGain = field(default_factory=SourceGain)
+
+
+@dataclass(frozen=True, slots=True)
+class AddressReputation:
+    """What is known of the sources at one address, which hear of a session together or not at all."""
+
+    activity: SourceActivity = field(default_factory=SourceActivity)
     presence: SourcePresence | None = None
-    """What the source costs the target, the same for all bands; None: for a client's device."""
+    """What the sources cost the target, the same for all bands; None: for a client's device."""
 
 
 class Reputations:
     """Reputations by source name and temperature band: sampling follows a copied token far less often.
+
+    Sources at one address rest together, so what they cost and how they rest is known by all of their names.
 
     Args:
         policy: draft policy of the sources inside this worker, for requests that name none; empty: such
@@ -361,7 +216,8 @@ class Reputations:
         self._policy = policy
         self._policies = PolicyBook(policy or DEFAULT_POLICY, _UNBOUNDED)
         self._known: dict[tuple[str, int], Reputation] = {}
-        self._presences: dict[str, SourcePresence] = {}
+        self._addresses: dict[tuple[tuple[str, ...], int], AddressReputation] = {}
+        self._presences: dict[tuple[str, ...], SourcePresence] = {}
         self._lock = Lock()
 
     def of(self, name: str, params: SamplingParams) -> Reputation:
@@ -371,29 +227,30 @@ class Reputations:
         """
         if name == EDGE:
             return Reputation()
-        band = 0 if params.greedy else 1 + min(int(params.temperature / _BAND), _BANDS)
         with self._lock:
-            found = self._known.get((name, band))
-            if found is None:
-                if len(self._known) >= _MOST:
-                    del self._known[next(iter(self._known))]
-                found = self._known[name, band] = Reputation(presence=self._presence(name))
-            return found
+            return _kept(self._known, (name, _band(params)), Reputation)
+
+    def of_address(self, names: Sequence[str], params: SamplingParams) -> AddressReputation:
+        """The reputation of the sources that one address has under these names; from any thread.
+
+        As above, that of a client's device is new.
+        """
+        if EDGE in names:
+            return AddressReputation()
+        key = tuple(sorted(names))
+        with self._lock:
+            presence = _kept(self._presences, key, lambda: SourcePresence(key))
+            return _kept(self._addresses, (key, _band(params)), lambda: AddressReputation(presence=presence))
 
     def resting(self, name: str) -> dict[str, bool]:
         """Whether a source rests, for "greedy" and "sampled" requests if such have used it; any thread."""
         found: dict[str, bool] = {}
         with self._lock:
-            for (source, band), known in self._known.items():
-                if source == name:
+            for (names, band), known in self._addresses.items():
+                if name in names:
                     sampling = "sampled" if band else "greedy"
                     found[sampling] = found.get(sampling, False) or known.activity.rest > 0
         return found
-
-    def _presence(self, name: str) -> SourcePresence:
-        if name not in self._presences and len(self._presences) >= _MOST:
-            del self._presences[next(iter(self._presences))]
-        return self._presences.setdefault(name, SourcePresence(name))
 
     def local_drafts(self, policy: str, source: str) -> LocalDrafts | None:
         """What cuts the drafts of a source inside this worker for one session; None: nothing does.
@@ -403,3 +260,17 @@ class Reputations:
         if not (policy or self._policy):
             return None
         return LocalDrafts(self._policies.open(policy, source))
+
+
+def _band(params: SamplingParams) -> int:
+    """The temperature band of a request: 0 for greedy ones."""
+    return 0 if params.greedy else 1 + min(int(params.temperature / _BAND), _BANDS)
+
+
+def _kept(known: dict[K, V], key: K, make: Callable[[], V]) -> V:
+    """The entry of this key, made if there is none; the oldest entry goes where there are too many."""
+    if (found := known.get(key)) is None:
+        if len(known) >= _MOST:
+            del known[next(iter(known))]
+        found = known[key] = make()
+    return found

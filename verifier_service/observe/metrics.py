@@ -240,11 +240,13 @@ class VerifierCollector(Collector):
             labels=("source", "sampling"),
         )
         # A source that was forgotten and met again may be there twice for a while.
-        for presence in {presence.name: presence for presence in self._engine.presences.known}.values():
-            loss.add_metric((presence.name,), presence.loss(1))
-            paused.add_metric((presence.name,), float(presence.paused))
-            for sampling, rests in self._reputations.resting(presence.name).items():
-                resting.add_metric((presence.name, sampling), float(rests))
+        # Nor is a name unique: some requests may use a part of the names that an address has.
+        known = {name: presence for presence in self._engine.presences.known for name in presence.names}
+        for name, presence in known.items():
+            loss.add_metric((name,), presence.measured(1) or 0.0)
+            paused.add_metric((name,), float(presence.paused))
+            for sampling, rests in self._reputations.resting(name).items():
+                resting.add_metric((name, sampling), float(rests))
         yield from (loss, paused, resting)
 
     def _proposers(self) -> Iterator[Metric]:

@@ -7,7 +7,9 @@ asks. Bounded in rounds, over all sessions. Pure; for one thread at a time.
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import islice, takewhile
+from types import MappingProxyType
 from typing import NamedTuple
 
 from outrider.wire.codec import SessionKey
@@ -20,6 +22,19 @@ MOST_OF_A_SESSION = 512
 """How many rounds of one session are kept."""
 TREES_OF_A_SESSION = 64
 """Number of a session's latest rounds that keep their trees; a tree of 16 nodes takes some 1.7 KB."""
+
+
+class Rest(Enum):
+    """Why a source was not sent a round, or that it was."""
+
+    NONE = "none"
+    """It was sent the round."""
+    GAINS_TOO_LITTLE = "gains too little"
+    """It gains less than it costs, or than a source has to gain."""
+    NOT_ADMITTED = "not admitted"
+    """Steps of so many sessions admitted none of its nodes."""
+    COMPARED = "compared"
+    """All sessions leave it alone for a few steps, to measure what it costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +87,16 @@ class RoundTree(NamedTuple):
         return nodes
 
 
+class SourceState(NamedTuple):
+    """Whether a source outside the worker was sent a round, and what was measured of it."""
+
+    source: int
+    """The source's index in the session."""
+    rest: Rest
+    slowdown: float | None
+    """Part of its speed that a step loses while the source is followed; None: not measured."""
+
+
 class RoundRecord(NamedTuple):
     """One round of one session."""
 
@@ -94,6 +119,10 @@ class RoundRecord(NamedTuple):
     """The tokens that the round committed."""
     tree: RoundTree | None
     """The drafted nodes in the step; None once the round is no longer among the latest."""
+    states: tuple[SourceState, ...] = ()
+    """Each source outside the worker that the session used, as it stood behind the round."""
+    versions: Mapping[int, int] = MappingProxyType({})
+    """Versions of learnt weights, by source index; a source of version 0 is left out."""
 
     def accepted_nodes(self) -> set[int]:
         """Indices of the tree's nodes that were committed as tokens; empty where the tree was dropped."""

@@ -5,7 +5,9 @@ Runs on the event loop, after a step's tokens have gone out: no token waits for 
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from outrider.runtime.tracing import Span, Tracing
 from outrider.v1 import explain_pb2
@@ -14,13 +16,27 @@ from outrider.wire.origin import Origin
 from speculative.stats import UsageCount
 from speculative.stop import FinishReason
 from verifier_service.engine.messages import Update
-from verifier_service.observe.round_log import RoundLog, RoundRecord, SessionLog, SourceShare
+from verifier_service.observe.round_log import (
+    Rest,
+    RoundLog,
+    RoundRecord,
+    SessionLog,
+    SourceShare,
+    SourceState,
+)
 from verifier_service.sessions.table import SessionView
 
 log = logging.getLogger(__name__)
 
 SPAN, ROUND = "outrider.decode", "outrider.round"
 """Names of the spans of a session and of each of its rounds."""
+_NONE: Mapping[int, int] = MappingProxyType({})
+_RESTS = {
+    Rest.NONE: explain_pb2.SourceState.REST_NONE,
+    Rest.GAINS_TOO_LITTLE: explain_pb2.SourceState.REST_GAINS_TOO_LITTLE,
+    Rest.NOT_ADMITTED: explain_pb2.SourceState.REST_NOT_ADMITTED,
+    Rest.COMPARED: explain_pb2.SourceState.REST_COMPARED,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +77,13 @@ class SessionTracer:
             )
         self._traced[view.handle] = _Traced(origin.request, span)
 
-    def absorb(self, view: SessionView, update: Update) -> None:
-        """Records what a step did to a session."""
+    def absorb(self, view: SessionView, update: Update, versions: Mapping[int, int] = _NONE) -> None:
+        """Records what a step did to a session; `versions` are its sources' learnt weights, by index."""
         reason = None if update.finish is None else update.finish.reason
-        self._rounds.add(view.key, view.epoch, update.record, view.source_names, reason)
+        record = update.record
+        if record is not None and versions:
+            record = record._replace(versions=versions)
+        self._rounds.add(view.key, view.epoch, record, view.source_names, reason)
         traced = self._traced.get(view.handle)
         if traced is None:
             return
@@ -153,10 +172,20 @@ def _round(
         rows=step.rows,
         waited_ms=step.waited_s * 1000,
         forward_ms=(step.ended_s - step.began_s) * 1000,
+        source_states=[_state(state, record.versions) for state in record.states],
     )
     if nodes:
         _add_tree(found, record)
     return found
+
+
+def _state(state: SourceState, versions: Mapping[int, int]) -> explain_pb2.SourceState:
+    return explain_pb2.SourceState(
+        source=state.source,
+        rest=_RESTS[state.rest],
+        slowdown=state.slowdown,
+        weights_version=versions.get(state.source, 0),
+    )
 
 
 def _add_tree(found: explain_pb2.Round, record: RoundRecord) -> None:

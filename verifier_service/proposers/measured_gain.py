@@ -22,11 +22,13 @@ class TrialSpells:
     """When a few steps in a row leave a source out, so that they can be compared with steps that have it."""
 
     spell: int
-    """Steps with the source before some leave it out; doubled each time."""
+    """Steps with the source before some leave it out."""
     steps: int = 4
     """Steps in a row that leave the source out."""
     longest: int = 256
     """The most steps with the source before some leave it out."""
+    growth: int = 2
+    """Factor by which the steps before grow each time."""
     _had: int = 0
     """Steps with the source since some left it out."""
     _left_out: int = 0
@@ -36,15 +38,15 @@ class TrialSpells:
         """Whether a step that would have the source leaves it out; to be called once per such step."""
         if self._had >= self.spell and not self._left_out:
             self._left_out = self.steps
-            self._had, self.spell = 0, min(2 * self.spell, self.longest)
+            self._had, self.spell = 0, min(self.growth * self.spell, self.longest)
         if self._left_out:
             self._left_out -= 1
             return True
         return False
 
-    def had_source(self) -> None:
-        """Notes a step that had the source."""
-        self._had += 1
+    def had_source(self, urgency: int = 1) -> None:
+        """Notes a step that had the source; where the trial is urgent, the step counts as several."""
+        self._had += urgency
 
     def put_off(self) -> None:
         """Begins the spell anew: both sides were just compared anyway."""

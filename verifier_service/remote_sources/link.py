@@ -21,8 +21,8 @@ from speculative.errors import MalformedDraft
 from speculative.fragment import Fragment
 from speculative.observed import MAX_TOPS
 from verifier_service.engine.messages import Command, InFlight, Observe, Offers, Update, WaitFor
-from verifier_service.engine.source_policy import SourceActivity
 from verifier_service.engine.stats import CountsByName
+from verifier_service.remote_sources.source_rests import SourceActivity
 from verifier_service.remote_sources.stream import AttachStream, LinkLimits
 from verifier_service.remote_sources.subscription import Subscription
 from verifier_service.remote_sources.update_queue import UpdateQueue
@@ -51,6 +51,8 @@ class SourceLink:
         self.address = address
         self.idle_since: float | None = None
         """Since when no session subscribes, in monotonic seconds; None while some session does."""
+        self.weights_version = 0
+        """Version of the learnt weights that the source drafted with last; 0: those that it was given."""
         self.least_survival = 0.0
         """The survival below which the engine admits no node now; goes out with the next request."""
         self._tops = 0
@@ -64,6 +66,8 @@ class SourceLink:
         self._name = ""  # counts under this name what belongs to no session
         self._resting: set[int] = set()
         """Handles of the sessions for which the source rests."""
+        self._stopped = False
+        """Whether the source was told that no node can be admitted now, since it rests for all sessions."""
         self._struck: set[int] = set()
         """Handles of the sessions that muted the source."""
         self._strikes = 0
@@ -76,8 +80,8 @@ class SourceLink:
         self._parting: dict[int, Subscription] = {}
         """Subscriptions of sessions that ended before this stream followed them, by handle: the source is
         still to learn from those sessions."""
-        self._ended: dict[int, tuple[SourceActivity, ...]] = {}
-        """The activities of the session that used an alias of this stream last, by alias."""
+        self._ended: dict[int, SourceActivity] = {}
+        """The activity for the session that used an alias of this stream last, by alias."""
         self.stream = AttachStream(address, self, limits)
         """Carries requests to the source, and its responses back."""
 
@@ -105,6 +109,8 @@ class SourceLink:
         if update.handle not in self._subscriptions:
             return
         (self._resting.add if resting else self._resting.discard)(update.handle)
+        if self._is_to_stop:
+            self.stream.wake()
         said = update.observed
         if said is not None and not 0 < self._tops <= said.count:
             said = None  # another source of the session wants fewer, and this one's wish came too late
@@ -149,7 +155,8 @@ class SourceLink:
     def stream_opened(self) -> None:
         """Introduces every subscribed session to the source."""
         self._queue = UpdateQueue(self._follow_bytes)
-        self._tops = 0
+        self._stopped = False
+        self.weights_version = self._tops = 0
         self._unknown = 0
         self._parting.clear()
         self._ended.clear()
@@ -162,9 +169,11 @@ class SourceLink:
 
     def next_request(self) -> draft_source_pb2.AttachRequest | None:
         """The next updates for the source; None while there are none."""
-        if self._queue is None or (update := self._queue.take()) is None:
+        if self._queue is None:
             return None
-        least = int(FULL * self.least_survival)
+        if (update := self._queue.take()) is None:
+            return self._stop() if self._is_to_stop else None
+        least, self._stopped = int(FULL * self.least_survival), False
         request = draft_source_pb2.AttachRequest(end=update.end, least_survival=least)
         for alias in update.follow:
             handle = self._queue.handles[alias]
@@ -193,6 +202,7 @@ class SourceLink:
         queue = self._queue
         if queue is None:
             return
+        self.weights_version = response.weights_version
         for refusal in response.refusals:
             self._refused(refusal, queue)
         for alias, ms in {wait.alias: wait.ms for wait in response.waits}.items():
@@ -207,6 +217,16 @@ class SourceLink:
         if taken < len(response.drafts):
             self._flooded(response.drafts[taken].alias, len(response.drafts) - taken, queue)
             await asyncio.sleep(self._limits.flood_pause_s)
+
+    @property
+    def _is_to_stop(self) -> bool:
+        """Whether the source still computes drafts, although it rests for all sessions that it follows."""
+        return not self._stopped and 0 < len(self._resting) == len(self._subscriptions)
+
+    def _stop(self) -> draft_source_pb2.AttachRequest:
+        """Asks the source to compute nothing more until it is sent the next tokens."""
+        self._stopped = True
+        return draft_source_pb2.AttachRequest(least_survival=FULL)
 
     @property
     def _free(self) -> int:
@@ -242,7 +262,7 @@ class SourceLink:
         if subscription is not None and (queue := self._queue) is not None:
             if flush and queue.is_unannounced(handle):
                 self._parting[handle] = subscription
-            self._ended[queue.alias_of(handle)] = subscription.activities
+            self._ended[queue.alias_of(handle)] = subscription.activity
             if queue.end(handle, flush=flush):
                 self.stream.wake()
         if not self._subscriptions:
@@ -281,7 +301,7 @@ class SourceLink:
         if queue.was_used(draft.alias):
             counts.offered += len(draft.ids)
             counts.stale += len(draft.ids)
-            for activity in self._ended.get(draft.alias, ()):
+            if (activity := self._ended.get(draft.alias)) is not None:
                 activity.late = True
         else:
             counts.malformed += 1

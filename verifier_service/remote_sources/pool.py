@@ -39,6 +39,11 @@ class SourcePool:
         by_index.update(dict.fromkeys(subscription.source_indices, link))
         link.subscribe(subscription, resting)
 
+    def weights_versions(self, handle: int) -> dict[int, int]:
+        """Versions of the weights that a session's sources have learnt, by source index; 0 is left out."""
+        by_index = self._by_session.get(handle, {})
+        return {index: link.weights_version for index, link in by_index.items() if link.weights_version}
+
     def unsubscribe(self, handle: int, source_indices: Sequence[int]) -> None:
         """Ends a session's subscriptions to the sources of these indices."""
         by_index = self._by_session.get(handle, {})

@@ -22,12 +22,22 @@ _SETTLING = 2
 """Steps after a change that are not compared: the source computes what it has been sent, or catches up."""
 _COMPARED = 4
 """Steps before a change and behind it that are compared."""
-_FIRST_SPELL, _LONGEST_SPELL = 32, 1024
-"""Steps with the source before some leave it alone; doubled each time."""
+_FIRST_SPELL, _LONGEST_SPELL, _GROWTH = 24, 1024, 4
+"""Steps with the source before some leave it alone, and the factor by which they grow each time."""
+_URGENCY = 4
+"""Steps that a step counts for where the source saves little: an answer of a hundred tokens is to gain by
+what a comparison shows. A source that saves much would hardly have to rest, and answers would lose by being
+without it."""
+_MUCH = 0.4
+"""Rounds saved for each round that is sent from which a source saves much."""
+_FIRST_SAVED, _SAVED_WEIGHT = 0.5, 0.15
+"""What a source is taken to save before anything is known of that, and the weight of one round."""
 _ENOUGH = 2
 """Comparisons before they count: a trial has two, one as it begins and one as it ends."""
 _LEAST_WEIGHT = 0.3
 """Least weight of one comparison in the running mean."""
+_PRIOR = 0.15
+"""Part of the speed that a source is taken to cost until it has been compared."""
 _WEIGHT = 0.1
 """Weight of one step in the running mean of a source's followers."""
 _MOST = 32
@@ -39,7 +49,7 @@ class _Comparisons:
     """What steps of about one number of sessions lost by the source."""
 
     spells: TrialSpells = field(
-        default_factory=lambda: TrialSpells(_FIRST_SPELL, _SETTLING + _COMPARED, _LONGEST_SPELL)
+        default_factory=lambda: TrialSpells(_FIRST_SPELL, _SETTLING + _COMPARED, _LONGEST_SPELL, _GROWTH)
     )
     count: int = 0
     loss: float = 0.0
@@ -55,11 +65,13 @@ class _Comparisons:
 
 @dataclass(slots=True, eq=False)
 class SourcePresence:
-    """Steps with one source, by name, beside steps without."""
+    """Steps with the sources at one address beside steps without; `source` below means all of them."""
 
-    name: str
+    names: tuple[str, ...]
     paused: bool = False
     """Whether all sessions leave the source alone for the comparison."""
+    _saved: float = _FIRST_SAVED
+    """Running mean of the rounds that the source saves a session in a round."""
     _followers: float = 1.0
     """Running mean of the sessions in a step that send the source their progress."""
     _by_size: dict[int, _Comparisons] = field(default_factory=dict)
@@ -72,10 +84,16 @@ class SourcePresence:
     """ms per work of the last steps since."""
     _settling: int = 0
 
-    def loss(self, sessions: int) -> float:
-        """The part of its speed that a step of `sessions` sessions loses by the source, 0 to 1."""
+    def measured(self, sessions: int) -> float | None:
+        """The part of its speed that a step of `sessions` sessions loses by the source; None: not known."""
         known = self._by_size.get(sessions.bit_length())
-        return max(0.0, known.loss) if known is not None and known.count >= _ENOUGH else 0.0
+        return None if known is None or known.count < _ENOUGH else max(0.0, known.loss)
+
+    def loss(self, sessions: int) -> float:
+        """The same, with a guess where steps are compared and too few have been; 0 where none is."""
+        if (measured := self.measured(sessions)) is not None:
+            return measured
+        return _PRIOR if sessions.bit_length() in self._by_size else 0.0
 
     def cost(self, sessions: int) -> float:
         """The part of its tokens that each session that uses the source has to gain by it, 0 to 1.
@@ -83,6 +101,10 @@ class SourcePresence:
         The source slows down every session of a step, and gains tokens for those that use it.
         """
         return min(1.0, self.loss(sessions) * sessions / min(self._followers, sessions))
+
+    def saved(self, rounds: float) -> None:
+        """Notes how many rounds the source saved a session in a round for which it had drafted."""
+        self._saved += _SAVED_WEIGHT * (rounds - self._saved)
 
     def pause(self, sessions: int) -> bool:
         """Decides whether the next step, of `sessions` sessions, leaves the source alone; once per step.
@@ -106,7 +128,7 @@ class SourcePresence:
             self._begin([])
             return
         if followers:
-            self._sized(sessions).spells.had_source()
+            self._sized(sessions).spells.had_source(1 if self._saved > _MUCH else _URGENCY)
         if kind != before:
             enough = kind[0] == before[0] and len(self._since) == _COMPARED
             self._begin(self._since if enough else [])

@@ -6,7 +6,7 @@ from outrider.v1 import draft_source_pb2
 from outrider.wire.codec import key_to_wire, sampling_to_wire
 from outrider.wire.criteria import criterion_to_wire
 from speculative.draft import MAX_DRAFT_NODES
-from verifier_service.engine.source_policy import SourceActivity
+from verifier_service.remote_sources.source_rests import SourceActivity
 from verifier_service.sessions.table import SessionView
 
 # A source may keep this many rounds' worth of nodes under way.
@@ -34,8 +34,8 @@ class Subscription:
     tokenizer_digest: str
     vocabulary_size: int
     """Width of the target's logits."""
-    activities: tuple[SourceActivity, ...]
-    """What all sessions found out about the source, one entry for each of its names."""
+    activity: SourceActivity
+    """What all sessions found out about the source, under these names."""
 
     @property
     def name(self) -> str:

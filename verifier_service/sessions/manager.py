@@ -145,13 +145,15 @@ class SessionManager:
             for update in report.updates
             if (view := self._table.absorb(update, now)) is not None
         ]
+        # Before the end of a session takes its sources away.
+        versions = {view.handle: self._sources.weights_versions(view.handle) for view, _ in moved}
         self._sources.absorb(report)
         for view, _ in moved:
             if view.cursors and view.parked:  # a reader came while the engine parked the session
                 self._resume(view)
         self._readers.announce(report.step, report.expected_us)
         for view, update in moved:
-            self.tracer.absorb(view, update)
+            self.tracer.absorb(view, update, versions.get(view.handle, {}))
 
     def sweep(self, grace_s: float, lease_s: float) -> None:
         """Parks sessions that lost their readers, and forgets sessions that are over.
@@ -291,7 +293,7 @@ class SessionManager:
             self._served.model,
             "" if self._tokens is None else self._tokens.digest,
             self._served.vocabulary_size,
-            tuple(self.reputations.of(name, view.request.params).activity for name in names),
+            self.reputations.of_address(names, view.request.params).activity,
         )
         self._sources.subscribe(address, subscription, resting)
 
@@ -307,4 +309,5 @@ def _by_address(sources: Mapping[int, SourceAddress]) -> dict[str, tuple[int, ..
 
 def _source_set(view: SessionView) -> SourceSet:
     remote = frozenset(index for index, source in view.sources.items() if source.address)
-    return SourceSet(view.source_names, proposers=frozenset(view.sources) - remote, remote=remote)
+    together = tuple(frozenset(indices) for indices in _by_address(view.sources).values())
+    return SourceSet(view.source_names, frozenset(view.sources) - remote, remote, together)

@@ -79,6 +79,13 @@ class SourceSet:
     """Indices of the proposers in use inside this worker."""
     remote: frozenset[int]
     """Indices of the sources in use outside this worker."""
+    together: tuple[frozenset[int], ...] = ()
+    """Indices of remote sources that share an address: they hear of the session together or not at all. A
+    source that no group has is alone at its address."""
+
+    def at_one_address(self, source_index: int) -> frozenset[int]:
+        """Indices of the remote sources that share this one's address, itself included."""
+        return next((group for group in self.together if source_index in group), frozenset((source_index,)))
 
 
 @dataclass(frozen=True, slots=True)

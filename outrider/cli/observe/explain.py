@@ -19,6 +19,13 @@ INDENT = 4
 """Columns by which a tree indents each level."""
 TARGET = "target"
 """Name of the source of tokens that no source drafted."""
+RESTS = {
+    explain_pb2.SourceState.REST_NONE: None,
+    explain_pb2.SourceState.REST_GAINS_TOO_LITTLE: "gains too little",
+    explain_pb2.SourceState.REST_NOT_ADMITTED: "not admitted",
+    explain_pb2.SourceState.REST_COMPARED: "compared",
+}
+"""Why a source was left alone."""
 COLUMNS = (
     ("round", "right"),
     ("step", "right"),
@@ -96,7 +103,16 @@ def _round(number: int, one: explain_pb2.Round, names: list[str]) -> dict[str, A
         "rows": one.rows,
         "waited_ms": round(one.waited_ms, 3),
         "forward_ms": round(one.forward_ms, 3),
+        "sources": {names[state.source - 1]: _state(state) for state in one.source_states},
         **trees,
+    }
+
+
+def _state(one: explain_pb2.SourceState) -> dict[str, Any]:
+    return {
+        "rest": RESTS.get(one.rest, str(one.rest)),
+        "slowdown": round(one.slowdown, 3) if one.HasField("slowdown") else None,
+        "weights_version": one.weights_version,
     }
 
 
@@ -197,6 +213,26 @@ def _sums(rounds: list[dict[str, Any]]) -> Iterator[str]:
     )
     for name in sorted(drafted | admitted):
         yield f"{name}: {drafted[name]} drafted, {admitted[name]} verified, {accepted[name]} accepted"
+    yield from _states(rounds)
+
+
+def _states(rounds: list[dict[str, Any]]) -> Iterator[str]:
+    """A line for each source outside the verifier: what it costs, when it rested, which weights drafted."""
+    for name in sorted({name for one in rounds for name in one["sources"]}):
+        states = [one["sources"][name] for one in rounds if name in one["sources"]]
+        rests = Counter(state["rest"] for state in states if state["rest"])
+        why = ", ".join(f"{count} {rest}" for rest, count in rests.most_common())
+        said = f"{name}: left alone in {rests.total()} of {len(states)} rounds" + (f" ({why})" if why else "")
+        measured = [state["slowdown"] for state in states if state["slowdown"] is not None]
+        said += f"; slows steps down by {measured[-1]:.0%}" if measured else "; slowdown not measured"
+        versions = [state["weights_version"] for state in states]
+        if any(versions):
+            said += f"; weights version {_range(versions)}"
+        yield said
+
+
+def _range(versions: list[int]) -> str:
+    return str(versions[0]) if versions[0] == versions[-1] else f"{versions[0]} to {versions[-1]}"
 
 
 def _added(counts: Iterable[dict[str, int]]) -> Counter[str]:

@@ -4,13 +4,14 @@ import asyncio
 from typing import Any
 
 import pytest
-from fake_source import FakeSource, running
-from harness import Verifier, eventually, serving
+from fake_source import FakeSource, Oracle, running
+from harness import Verifier, eventually, hold_steps_for_drafts, serving
 from ngram_lm import NgramLM
 
 from outrider.runtime.tracing import Tracing
 from outrider.v1 import common_pb2, explain_pb2
 from outrider.wire.origin import TRACE_KEY
+from verifier_service.engine.step_cost import StepCostModel
 
 PROMPT = [1, 2, 3, 1, 2, 3]
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -133,3 +134,51 @@ async def test_a_traced_session_has_a_span_its_rounds_below_it_and_hands_its_con
     traced_follow, plain_follow = source.follows
     assert traced_follow.traceparent == f"00-{TRACE}-{whole.context.span_id:016x}-01"
     assert plain_follow.traceparent == ""
+
+
+STATE = explain_pb2.SourceState
+FREE_ROWS = StepCostModel({1: 5.0, 256: 5.0})
+
+
+async def test_rounds_say_whether_a_source_was_sent_them_and_why_not() -> None:
+    async with serving(NgramLM(24), costs=FREE_ROWS) as verifier:
+        whole = [1, 2, 3, *(await verifier.generate([1, 2, 3], new=200)).ids]
+        source = FakeSource(lambda view: [view.draft([(whole[len(view.ids)] + 1) % 24])])
+        async with running(source) as server:
+            hold_steps_for_drafts(verifier)
+            sources = [("lookup", ""), ("drafter", server.address)]
+            answer = await verifier.generate([1, 2, 3], new=190, session="one", sources=sources)
+            await eventually(lambda: verifier.metric("num_requests_running") == 0)
+        (explanation,) = await explained(verifier, "one")
+    states = [state for found in explanation.rounds for state in found.source_states]
+    assert len(states) == len(explanation.rounds) == answer.usage.rounds
+    assert {explanation.source_names[state.source - 1] for state in states} == {"drafter"}
+    assert states[0].rest == STATE.REST_NONE
+    rests = {state.rest for state in states}
+    resting = {STATE.REST_GAINS_TOO_LITTLE, STATE.REST_NOT_ADMITTED}
+    assert rests & resting
+    assert rests <= {STATE.REST_NONE, STATE.REST_COMPARED, *resting}
+    assert not states[0].HasField("slowdown")
+    assert all(0 <= state.slowdown < 1 for state in states)
+    assert {state.weights_version for state in states} == {0}
+
+
+async def test_rounds_say_which_version_of_its_weights_a_drafter_drafted_with() -> None:
+    async with serving(NgramLM(24), costs=FREE_ROWS) as verifier:
+        plain = (await verifier.generate([1, 2, 3], new=20)).ids
+        source = FakeSource(Oracle({(1, 2, 3): plain}, depth=1))
+        source.weights_version = 3
+        async with running(source) as server:
+            hold_steps_for_drafts(verifier)
+            named = {"sources": [("drafter", server.address)]}
+            await verifier.generate([1, 2, 3], new=20, session="one", **named)
+            source.weights_version = 4
+            await verifier.generate([1, 2, 3], new=20, session="two", **named)
+            await eventually(lambda: verifier.metric("num_requests_running") == 0)
+        versions = []
+        for session in ("one", "two"):
+            (explanation,) = await explained(verifier, session)
+            versions.append([found.source_states[0].weights_version for found in explanation.rounds])
+    assert versions[0][-1] == 3
+    assert versions[1][-1] == 4
+    assert versions[1] == sorted(versions[1])

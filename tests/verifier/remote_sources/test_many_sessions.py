@@ -18,9 +18,9 @@ from speculative.params import SamplingParams
 from speculative.stats import UsageCount
 from speculative.stop import FinishReason
 from verifier_service.engine.messages import Finish, Update
-from verifier_service.engine.source_policy import SourceActivity
 from verifier_service.engine.stats import CountsByName
 from verifier_service.remote_sources.link import SourceLink
+from verifier_service.remote_sources.source_rests import SourceActivity
 from verifier_service.remote_sources.subscription import Subscription
 from verifier_service.sessions.request import SessionRequest, SourceAddress
 from verifier_service.sessions.table import SessionTable, SessionView
@@ -55,9 +55,8 @@ def view(number: int, ids: tuple[int, ...]) -> SessionView:
 
 
 def subscription(number: int) -> Subscription:
-    return Subscription(
-        view(number, (HIGH,) * LONG), (1,), ("drafter",), "m", "d", 1 << 18, (SourceActivity(),)
-    )
+    known = view(number, (HIGH,) * LONG)
+    return Subscription(known, (1,), ("drafter",), "m", "d", 1 << 18, SourceActivity())
 
 
 @asynccontextmanager

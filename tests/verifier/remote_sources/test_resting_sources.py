@@ -2,15 +2,32 @@
 
 import asyncio
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import pytest
 from fake_source import Draft, FakeSource, View, running
-from harness import eventually, hold_steps_for_drafts, serving
+from harness import QUICK, Verifier, eventually, hold_steps_for_drafts, serving
 from ngram_lm import NgramLM
+
+from outrider.wire.codec import SessionKey
+from speculative.hashing import prefix_hash
+from speculative.params import SamplingParams
+from verifier_service.engine.messages import Update
+from verifier_service.engine.stats import CountsByName
+from verifier_service.remote_sources.link import SourceLink
+from verifier_service.remote_sources.source_rests import SourceActivity
+from verifier_service.remote_sources.subscription import Subscription
+from verifier_service.sessions.request import SessionRequest, SourceAddress
+from verifier_service.sessions.table import SessionView
 
 WIDTH = 24
 PROMPT = (1, 2, 3)
 NEW = 60
+LONG_REST = 20
+"""Steps of a rest that are left to come, more than any of the short answers below take."""
+NOTHING = 255
+"""The least survival that asks a source to compute nothing."""
 
 
 @dataclass
@@ -38,6 +55,21 @@ class Behind:
         return [] if self.before is None else [self.before.draft([1])]
 
 
+def subscription(handle: int) -> Subscription:
+    key = SessionKey("", f"session {handle}")
+    request = SessionRequest(key, 1, PROMPT, 3, 90, SamplingParams(), 7, (), None, 16, sources=())
+    known = SessionView(handle, request, ("drafter",), {1: SourceAddress("drafter", "")}, None)
+    return Subscription(known, (1,), ("drafter",), "m", "", WIDTH, SourceActivity())
+
+
+async def answers_until_it_rests(verifier: Verifier, source: FakeSource, **named: Any) -> None:
+    """Answers requests until the source rests for some while, also for sessions to come."""
+    known = verifier.server._manager.reputations.of_address(["drafter"], SamplingParams(temperature=0))
+    while not (known.activity.rest and known.activity.left > LONG_REST):
+        await verifier.generate(PROMPT, **named)
+    await eventually(lambda: source.ended == len(source.follows))
+
+
 @pytest.mark.parametrize("learn", [False, True])
 async def test_sessions_that_begin_while_a_source_rests_are_kept_from_it(learn: bool) -> None:
     async with serving(NgramLM(WIDTH)) as verifier:
@@ -46,14 +78,44 @@ async def test_sessions_that_begin_while_a_source_rests_are_kept_from_it(learn: 
         async with running(source) as server:
             named = {"sources": [("drafter", server.address)], "learn": learn}
             hold_steps_for_drafts(verifier)
-            assert (await verifier.generate(PROMPT, new=NEW, **named)).ids == plain
+            await answers_until_it_rests(verifier, source, new=30, **named)
             assert verifier.metric("sources_resting", source="drafter", sampling="greedy") == 1
-            assert verifier.metric("sources_resting", source="drafter", sampling="sampled") == 0
             verifier.target.before_forward = lambda: None
+            before = len(source.follows)
             assert (await verifier.generate(PROMPT, new=5, **named)).ids == plain[:5]
-            await eventually(lambda: source.ended == 1 + learn)
-    assert [follow.node_limit > 0 for follow in source.follows] == [True, *[False] * learn]
-    assert source.past[1:] == [[*PROMPT, *plain[:5]]] * learn
+            await eventually(lambda: source.ended == before + learn)
+    assert [follow.node_limit > 0 for follow in source.follows[before:]] == [False] * learn
+    assert source.past[before:] == [[*PROMPT, *plain[:5]]] * learn
+
+
+async def test_a_source_that_rests_for_all_sessions_is_told_once_a_rest_to_compute_nothing() -> None:
+    async with serving(NgramLM(WIDTH)) as verifier:
+        plain = (await verifier.generate(PROMPT, new=250)).ids
+        source = FakeSource(Sure(plain))
+        async with running(source) as server:
+            hold_steps_for_drafts(verifier)
+            named = {"new": 250, "sources": [("drafter", server.address)]}
+            assert (await verifier.generate(PROMPT, **named)).ids == plain
+    told = [number for number, least in enumerate(source.least) if least == NOTHING]
+    assert len(told) > 1, "it was tried in between"
+    assert all(after > before + 1 for before, after in pairwise(told))
+
+
+async def test_a_source_that_rests_for_one_of_two_sessions_goes_on_computing() -> None:
+    async with running(FakeSource()) as server:
+        link = SourceLink(server.address, lambda command: None, CountsByName(), QUICK)
+        try:
+            for handle in (1, 2):
+                link.subscribe(subscription(handle), resting=handle == 2)
+            await eventually(lambda: len(server.source.follows) == 1)
+            ids = PROMPT
+            for rests, messages in ((False, 2), (True, 3), (True, 3), (False, 4)):
+                ids += (5,)
+                link.progress(Update(1, len(ids) - 1, ids[-1:], b"\0", prefix_hash(ids)), resting=rests)
+                await eventually(lambda messages=messages: server.source.messages == messages)
+        finally:
+            await link.stream.close()
+    assert server.source.least == [0, 0, NOTHING, 0]
 
 
 async def test_it_is_followed_again_when_a_session_tries_it_and_goes_on_where_it_brings_something() -> None:
@@ -63,15 +125,16 @@ async def test_it_is_followed_again_when_a_session_tries_it_and_goes_on_where_it
         async with running(source) as server:
             named = {"new": NEW, "sources": [("drafter", server.address)]}
             hold_steps_for_drafts(verifier)
-            await verifier.generate(PROMPT, **named)
+            await answers_until_it_rests(verifier, source, **{**named, "new": 30})
+            before = len(source.follows)
             source.behave = Sure(plain, right=True)
             accepted = 0
             while accepted < 20:
                 answer = await verifier.generate(PROMPT, **named)
                 assert answer.ids == plain
                 accepted = answer.usage.accepted_by_source.get("drafter", 0)
-            assert verifier.metric("sources_resting", source="drafter") == 0
-    tried = next(follow for follow in source.follows[1:])
+            assert verifier.metric("sources_resting", source="drafter", sampling="greedy") == 0
+    tried = source.follows[before]
     assert len(tried.ids) > len(PROMPT), "amid a session"
 
 
@@ -82,7 +145,8 @@ async def test_a_stream_that_is_dialled_anew_does_not_introduce_sessions_that_re
         async with running(source) as server:
             hold_steps_for_drafts(verifier)
             named = {"new": NEW, "sources": [("drafter", server.address)]}
-            await verifier.generate(PROMPT, **named)
+            await answers_until_it_rests(verifier, source, **{**named, "new": 30})
+            before = len(source.follows)
             verifier.target.before_forward = lambda: None
             verifier.target.step_s = 0.05
             request = verifier.request(PROMPT, **{**named, "new": 10})
@@ -92,7 +156,7 @@ async def test_a_stream_that_is_dialled_anew_does_not_introduce_sessions_that_re
             await server.start()
             await eventually(lambda: source.streams == 2)
             assert (await reading).ids == plain[:10]
-    assert len(source.follows) == 1
+    assert len(source.follows) == before
 
 
 async def test_one_that_is_too_late_for_every_session_rests_too() -> None:

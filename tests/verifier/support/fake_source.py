@@ -69,6 +69,8 @@ class FakeSource(draft_source_pb2_grpc.DraftSourceServicer):
         """The least survival in each message."""
         self.views: dict[int, View] = {}
         self.address = ""
+        self.weights_version = 0
+        """What it says of its weights."""
         self.tops = 0
         """How many of the target's likeliest ids it wants."""
         self.progress: list[draft_source_pb2.Progress] = []
@@ -92,7 +94,9 @@ class FakeSource(draft_source_pb2_grpc.DraftSourceServicer):
                 continue
             drafts = [draft for alias in touched for draft in self.behave(self.views[alias])]
             if drafts:
-                yield draft_source_pb2.AttachResponse(drafts=drafts, sources=self.names(drafts))
+                yield draft_source_pb2.AttachResponse(
+                    drafts=drafts, sources=self.names(drafts), weights_version=self.weights_version
+                )
 
     def _take(self, request: Any) -> list[int]:
         aliases = [progress.alias for progress in request.progress]

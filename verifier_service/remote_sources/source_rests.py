@@ -1,0 +1,190 @@
+"""When a remote source is left alone: a source that gains too little for a while rests.
+
+No session sends it progress for a number of steps, then one session does for a few rounds, and the rest
+doubles each time that it gains too little again. Accepted tokens that no better source had drafted are its
+gain (`speculative.marginal`). Rounds are counted over all sessions, so short sessions find out together what
+none of them could alone. A source that is slow, wrong or superfluous then costs next to nothing, and one that
+gets better is noticed.
+
+How much a source slows steps down is measured (`source_presence.py`). The source has to save at least as
+large a part of a session's rounds, and the dearer it is, the fewer rounds it has for that. Pure; knows
+rounds, nothing of queues, sessions or trees.
+"""
+
+from dataclasses import dataclass
+
+_FIRST_ROUNDS = 32.0
+"""Rounds without a gain after which a source rests."""
+LEAST_PRICE = 0.03
+"""Rounds that a remote source has to save for each round that it is sent, whatever it was measured to cost:
+its drafts are merged, and progress is sent to it."""
+_PROBE_ROUNDS = 8.0
+"""Rounds for which a resting source is tried again."""
+_STAKE = 1.0
+"""Time, in rounds, that a source may take from the target before it has to rest. A round that takes a third
+of the target's speed, for instance, costs so much that few of them are tried."""
+_CREDIT_ROUNDS = 16.0
+"""Rounds, however dear, for which a source that has gained enough may then gain nothing: gains come in turns
+with rounds that have none."""
+_DEAREST = 8.0
+"""The most that the weight of a round lengthens the first rest by."""
+_PROBE_WEIGHT = 2.0
+"""The most that a round of a trial counts for: a source that comes back has to catch up first."""
+_FIRST_REST = 16
+_MOST_REST = 256
+_SPARED_REST = 64
+"""The longest rest, in steps, of a source whose drafts were never admitted, or right where others were right
+as well. The rest of the former also ends when the batch has shrunk to half: drafts may pay again."""
+_SPARED = 8.0
+"""A round in which there were drafts and none was admitted counts as this many: such a batch has no use for
+them."""
+
+
+@dataclass(slots=True)
+class SourceActivity:
+    """Counts of one source over all sessions, and how long it rests."""
+
+    rest: int = 0
+    """Steps that the current rest lasts; 0: the source does not rest."""
+    left: int = 0
+    """Steps of the rest that remain until a session tries the source again."""
+    step: int = 0
+    """Number of the last step that was counted."""
+    barren: float = 0.0
+    """Rounds that were spent on the source and that its gain has not paid for, each by its weight. Below 0
+    where the gain has paid for rounds to come."""
+    tried: float = 0.0
+    """Rounds in which sessions have tried the source since its last rest began."""
+    crowd: int = 0
+    """Sessions in the step that admitted none of its drafts; 0: it rests because its drafts were wrong."""
+    late: bool = False
+    """Whether the source sent drafts for a session that had ended. Set by the reader of its stream."""
+
+
+class SourceThrottle:
+    """Decides whether one source is sent the progress of one session.
+
+    Args:
+        activity: the source's, over all sessions; updated here.
+    """
+
+    __slots__ = ("_activity", "_begins", "_follows", "_left", "_probed", "resting")
+
+    def __init__(self, activity: SourceActivity) -> None:
+        self._activity = activity
+        self.resting = activity.rest > 0
+        """Whether the source is left alone: it is not sent the round that was committed last."""
+        # Each session has some rounds of its own to try the source, unless all are too short for that.
+        fewest = min(_PROBE_ROUNDS, 2 * _FIRST_ROUNDS - activity.barren)
+        self._left = max(1.0, fewest, _FIRST_ROUNDS - activity.barren)
+        self._probed = 0
+        """Length, in steps, of the rest that this session has ended to try the source."""
+        self._follows = self.resting
+        """Whether the source rests because of what other sessions found."""
+        self._begins = True
+        """Whether this is the session's first round."""
+
+    @property
+    def is_spared(self) -> bool:
+        """Whether the source rests because steps admitted none of its nodes."""
+        return self.resting and self._activity.crowd > 0
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether the source rests, or is tried after a rest and has not paid for it yet."""
+        return self.resting or self._probed > 0
+
+    def committed(
+        self,
+        saved: float,
+        heard: bool = True,
+        spared: bool = False,
+        batch: int = 1,
+        step: int = 0,
+        *,
+        price: float = LEAST_PRICE,
+        right: bool = False,
+    ) -> None:
+        """A round of the session was committed.
+
+        Args:
+            saved: rounds that the source has saved; one for each committed token that no other had drafted.
+            heard: whether the source had sent drafts. A silent source may still be reading a long prompt.
+            spared: whether drafts were there, of any source, and the step admitted none of them.
+            batch: sessions in the step.
+            step: the step's number; 0: each call is a step of its own.
+            price: rounds that the source has to save for each round that it is sent. The higher the price,
+                the fewer rounds the source has for that.
+            right: whether the source is often right, so that it gains nothing only where others are too.
+        """
+        # Drafts from before the rest end it only where they pay for as much as a trial would take.
+        if self.resting and saved < _PROBE_ROUNDS * price:
+            self._go_on_resting(batch, step)
+        else:
+            weight = max(1.0, price / (1.0 + price) * _FIRST_ROUNDS / _STAKE)
+            self._pay(saved / price, weight)
+            self._spend(heard, spared, right and price <= LEAST_PRICE, batch, weight)
+        self._begins = False
+
+    def _pay(self, rounds: float, weight: float) -> None:
+        """Adds the rounds that a gain pays for; a source that has paid for the most is tried no longer.
+
+        `weight` is how much a round counts for.
+        """
+        if rounds <= 0.0:
+            return
+        activity, most = self._activity, _most_left(weight)
+        self.resting = False
+        self._left = min(self._left + rounds * weight, most + weight)
+        barren = min(activity.barren, _FIRST_ROUNDS) - rounds * weight
+        activity.barren, activity.late = max(_FIRST_ROUNDS - most, barren), False
+        if self._left >= _FIRST_ROUNDS:
+            self._probed = 0
+            activity.rest, activity.tried = 0, 0.0
+
+    def _spend(self, heard: bool, spared: bool, right: bool, batch: int, weight: float) -> None:
+        """Takes the round that was just committed from those that are left."""
+        activity = self._activity
+        counts = min(weight, _PROBE_WEIGHT) if self._probed else weight
+        # Where sessions end before a slow source drafts, late drafts are all that ever comes of it.
+        spent = max(_SPARED, counts) if spared and heard else counts * (heard or activity.late)
+        activity.late = False
+        self._left = min(_most_left(weight), self._left - spent)
+        activity.barren += spent
+        if self._probed:
+            activity.tried += spent
+        if self._left <= 0:
+            # What a batch had no room for, the next batch may have room for.
+            self._rest(1.0 if spared else weight, _SPARED_REST if spared or right else _MOST_REST)
+            self._follows = spared
+            activity.crowd = batch if spared else 0
+
+    def _rest(self, weight: float, most: int) -> None:
+        rest = min(2 * self._probed or int(_FIRST_REST * min(weight, _DEAREST)), most)
+        self._activity.rest = max(self._activity.rest, rest) if not self._probed else rest
+        self._activity.left = self._activity.rest
+        self._activity.tried = 0.0
+        self._left = rest
+        self.resting = True
+
+    def _go_on_resting(self, batch: int, step: int) -> None:
+        activity = self._activity
+        self._left -= 1
+        if not step or step != activity.step:
+            activity.step = step
+            activity.left -= 1
+        # While the source does not rest for all sessions, this session's own count decides.
+        # A session in its first round tries the source a little before the rest is over: most older sessions
+        # are about to end, and would find out nothing.
+        soon = _PROBE_ROUNDS if self._begins else 0.0
+        due = activity.left <= soon if activity.rest else self._follows or self._left <= 0
+        if due or 2 * batch <= activity.crowd:
+            self.resting, self._follows = False, False
+            activity.crowd = 0
+            self._left, self._probed = max(1.0, _PROBE_ROUNDS - activity.tried), activity.rest
+            activity.left = activity.rest
+
+
+def _most_left(weight: float) -> float:
+    """The most that a session may have left to spend on a source, where a round counts for `weight`."""
+    return max(_FIRST_ROUNDS, _CREDIT_ROUNDS * weight)
