@@ -45,30 +45,30 @@ class SessionLookup:
         self._shape = shape
         self._counts = counts
         self._observe = observe
-        self._references: dict[SessionKey, Memory] = {}
+        self._near: dict[SessionKey, Memory] = {}
 
     def begin(self, session: RetrievalSession) -> None:
         """Opens a session's memories. Raises NotFollowed for a corpus that its tenant does not have."""
         request, key = session.request, session.key
         if CORPUS in request.sources:
             self._catalogue.corpora(key.tenant, request.corpora)
-        references = self._catalogue.references
-        if references is not None and DENSE in request.sources:
-            self._references[key] = references.follow(key, scope(key.tenant), session.ids.array)
+        near = self._catalogue.near
+        if near is not None and DENSE in request.sources:
+            self._near[key] = near.follow(key, scope(key.tenant), session.ids.array)
         self._learn(session)
 
     def progress(self, session: RetrievalSession) -> None:
-        """Keeps a session's new output, and passes its ids on to its references."""
-        if session.key in self._references:
-            assert self._catalogue.references is not None
-            self._catalogue.references.progress(session.key, session.ids.array)
+        """Keeps a session's new output, and passes its ids on to the search for documents."""
+        if session.key in self._near:
+            assert self._catalogue.near is not None
+            self._catalogue.near.progress(session.key, session.ids.array)
         self._learn(session)
 
     def finish(self, key: SessionKey) -> None:
         """Frees what is held for a session that is over."""
-        if self._references.pop(key, None) is not None:
-            assert self._catalogue.references is not None
-            self._catalogue.references.end(key)
+        if self._near.pop(key, None) is not None:
+            assert self._catalogue.near is not None
+            self._catalogue.near.end(key)
         if self._catalogue.past is not None:
             self._catalogue.past.finish(scope(key.tenant), session_name(key))
 
@@ -100,7 +100,7 @@ class SessionLookup:
         if name == PAST and self._catalogue.past is not None:
             return self._catalogue.past.memory(scope(key.tenant))
         if name == DENSE:
-            return self._references.get(key)
+            return self._near.get(key)
         return None
 
     def _corpora(self, session: RetrievalSession) -> Memory | None:

@@ -28,7 +28,7 @@ GAUGES = {
     "corpus_tokens": "Tokens of the loaded corpora.",
     "mapped_bytes": "Mapped bytes of the loaded corpora.",
     "past_tokens": "Tokens of past output held.",
-    "references": "Reference documents held.",
+    "documents": "Documents of tenants held.",
 }
 """Help texts of `RetrievalWorker.gauges`."""
 
@@ -107,11 +107,11 @@ class RetrievalWorker(AnsweringWorker[RetrievalSession]):
     def gauges(self) -> dict[str, float]:
         """Counts of what the memories hold now, of all tenants together, by metric."""
         headers = [index.header for _, index in self.catalogue]
-        past, references = self.catalogue.past, self.catalogue.references
+        past, near = self.catalogue.past, self.catalogue.near
         return super().gauges() | {
             "corpora": len(headers),
             "corpus_tokens": sum(header.tokens for header in headers),
             "mapped_bytes": sum(header.size for header in headers),
             "past_tokens": 0 if past is None else past.stats().tokens,
-            "references": 0 if references is None else references.count,
+            "documents": 0 if near is None else near.count,
         }
