@@ -10,12 +10,13 @@ from typing import Protocol
 from outrider.source.events import NotFollowed
 from outrider.wire.codec import SessionKey
 from retrieval_service.catalogue import CORPUS, DENSE, PAST, Catalogue, scope, session_name
+from retrieval_service.joint_tree import Found
 from retrieval_service.ranking import DraftShape
 from retrieval_service.session import RetrievalSession
 from retrieval_service.trie import Memory
 from speculative.fragment import Fragment
 
-CANDIDATES = 3
+CANDIDATES = 2
 """Nodes to look up per node of a draft: the noise may prefer a rarer continuation."""
 
 
@@ -73,9 +74,9 @@ class SessionLookup:
             self._catalogue.past.finish(scope(key.tenant), session_name(key))
 
     def draft(self, session: RetrievalSession) -> list[Fragment]:
-        """Drafts for a session, at most one fragment from each of its memories."""
+        """Drafts for a session: one tree of what all of its memories found."""
         recent = session.recent
-        fragments = []
+        found: dict[int, Found] = {}
         for source, name in enumerate(session.request.sources, start=1):
             memory = self._memory(session, name)
             if memory is None:
@@ -84,13 +85,10 @@ class SessionLookup:
             trie = memory.lookup(recent, node_limit=CANDIDATES * self._shape.nodes, depth=self._shape.depth)
             self._observe(name, time.perf_counter() - began)
             self._counts.lookups += 1
-            if trie is None:
-                continue
-            self._counts.matches += 1
-            fragment = session.draft(source, trie)
-            if fragment is not None:
-                fragments.append(fragment)
-        return fragments
+            if trie is not None:
+                self._counts.matches += 1
+                found[source] = Found(name, trie)
+        return session.draft(found)
 
     def _memory(self, session: RetrievalSession, name: str) -> Memory | None:
         """The session's memory of this name; None for an unknown name."""

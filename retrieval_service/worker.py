@@ -15,6 +15,7 @@ from retrieval_service.catalogue import Catalogue
 from retrieval_service.ranking import DraftShape
 from retrieval_service.session import RetrievalSession
 from retrieval_service.session_lookup import SessionLookup
+from retrieval_service.trust import TrustBook
 from speculative.fragment import Fragment
 
 COUNTERS = {
@@ -66,10 +67,12 @@ class RetrievalWorker(AnsweringWorker[RetrievalSession]):
         self.catalogue = catalogue
         self._shape = shape
         self._lookup = SessionLookup(catalogue, shape, self.counts, observe)
+        self._trust = TrustBook()
 
     def open(self, follow: Follow, ids: FollowedIds, kept: RetrievalSession | None) -> RetrievalSession:
         """Follows a session; one that comes back goes on where its output was kept last."""
-        session = RetrievalSession(follow, ids, self._shape, kept)
+        trust = self._trust.session(follow.key.tenant)
+        session = RetrievalSession(follow, ids, self._shape, trust, kept)
         if session.is_new_text:
             self._lookup.finish(follow.key)
         try:
@@ -80,13 +83,14 @@ class RetrievalWorker(AnsweringWorker[RetrievalSession]):
         return session
 
     def progressed(self, session: RetrievalSession, fresh: Sequence[int]) -> None:
-        """Keeps new output, and looks the session up again."""
+        """Learns from new output which memories were right, keeps it, and looks the session up again."""
         if fresh:
+            session.commit(fresh)
             self._lookup.progress(session)
         super().progressed(session, fresh)
 
     def draft(self, session: RetrievalSession) -> list[Fragment]:
-        """Drafts from one lookup in each of the session's memories."""
+        """Drafts one tree from one lookup in each of the session's memories."""
         return self._lookup.draft(session)
 
     def close(self, session: RetrievalSession) -> None:
