@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval_service.dense.scope_index import Ids
 from retrieval_service.trie import CountedTrie, counted
+
+Ids = NDArray[np.int32]
 
 BETWEEN = -1
 """Stands between two texts: no id equals it, so no match or copy crosses it."""

@@ -14,8 +14,8 @@ import numpy as np
 
 from retrieval_service.dense.embeddings import Vectors
 from retrieval_service.dense.library import DocumentLibrary
-from retrieval_service.dense.matching import DocumentText
-from retrieval_service.dense.scope_index import Document, FoundDocument, Ids
+from retrieval_service.dense.matching import DocumentText, Ids
+from retrieval_service.dense.scope_index import Document, FoundDocument
 from retrieval_service.trie import CountedTrie
 
 log = logging.getLogger(__name__)
