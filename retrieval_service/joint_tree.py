@@ -20,7 +20,7 @@ WITNESS = 0
 """Source index of a memory that is asked for its opinion alone: nodes that only it knows are not drafted."""
 
 
-class Bounds(NamedTuple):
+class TreeBounds(NamedTuple):
     """What a session's draft may be."""
 
     nodes: int
@@ -31,7 +31,7 @@ class Bounds(NamedTuple):
     """Drafted ids are below this."""
 
 
-class Found(NamedTuple):
+class FoundTrie(NamedTuple):
     """What one memory found."""
 
     memory: str
@@ -75,11 +75,11 @@ class JointTree:
 
     def __init__(
         self,
-        found: Mapping[int, Found],
+        found: Mapping[int, FoundTrie],
         trust: SessionTrust,
         sampling: Sampling | None,
         shape: DraftShape,
-        bounds: Bounds,
+        bounds: TreeBounds,
     ) -> None:
         self._found, self._trust, self._shape, self._bounds = found, trust, shape, bounds
         self._below = {source: _children(trie, bounds) for source, (_, trie) in found.items()}
@@ -155,7 +155,7 @@ class JointTree:
         return Noise(sampling.seed, sampling.position, wanted)
 
 
-def _children(trie: CountedTrie, bounds: Bounds) -> dict[int, list[int]]:
+def _children(trie: CountedTrie, bounds: TreeBounds) -> dict[int, list[int]]:
     """Children of each node and of ROOT, without those that may not be drafted, nor what is below them."""
     below: dict[int, list[int]] = {ROOT: []}
     depths = {ROOT: 0}

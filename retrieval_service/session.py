@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from outrider.source.events import Follow
 from outrider.source.followed import FollowedIds, FollowedSession
-from retrieval_service.joint_tree import WITNESS, Bounds, Found, JointNode, JointTree, Sampling
+from retrieval_service.joint_tree import WITNESS, FoundTrie, JointNode, JointTree, Sampling, TreeBounds
 from retrieval_service.own_text import look_back
 from retrieval_service.ranking import DraftShape
 from retrieval_service.trust import SessionTrust
@@ -93,7 +93,7 @@ class RetrievalSession(FollowedSession):
         if self._tree is not None:
             self._tree.commit(tokens)
 
-    def draft(self, found: Mapping[int, Found]) -> list[Fragment]:
+    def draft(self, found: Mapping[int, FoundTrie]) -> list[Fragment]:
         """Fragments of what the memories found; none where nothing is new.
 
         Args:
@@ -104,9 +104,9 @@ class RetrievalSession(FollowedSession):
             return []
         request, shape, length = self.request, self._shape, len(self.ids)
         nodes = min(request.node_limit, shape.nodes)
-        bounds = Bounds(nodes, min(shape.depth, request.limit - 1 - length), request.vocabulary_size)
+        bounds = TreeBounds(nodes, min(shape.depth, request.limit - 1 - length), request.vocabulary_size)
         own = look_back(self.ids.array, node_limit=nodes, depth=bounds.depth)
-        every = dict(found) if own is None else {**found, WITNESS: Found(OWN_TEXT, own)}
+        every = dict(found) if own is None else {**found, WITNESS: FoundTrie(OWN_TEXT, own)}
         sampling = None if request.params.greedy else Sampling(request.seed, length)
         self._tree = JointTree(every, self._trust, sampling, shape, bounds)
         pieces, sent = self._pieces(self._tree.nodes)

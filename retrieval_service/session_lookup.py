@@ -10,7 +10,7 @@ from typing import Protocol
 from outrider.source.events import NotFollowed
 from outrider.wire.codec import SessionKey
 from retrieval_service.catalogue import CORPUS, DENSE, PAST, Catalogue, scope, session_name
-from retrieval_service.joint_tree import Found
+from retrieval_service.joint_tree import FoundTrie
 from retrieval_service.ranking import DraftShape
 from retrieval_service.session import RetrievalSession
 from retrieval_service.trie import Memory
@@ -76,7 +76,7 @@ class SessionLookup:
     def draft(self, session: RetrievalSession) -> list[Fragment]:
         """Drafts for a session: one tree of what all of its memories found."""
         recent = session.recent
-        found: dict[int, Found] = {}
+        found: dict[int, FoundTrie] = {}
         for source, name in enumerate(session.request.sources, start=1):
             memory = self._memory(session, name)
             if memory is None:
@@ -87,7 +87,7 @@ class SessionLookup:
             self._counts.lookups += 1
             if trie is not None:
                 self._counts.matches += 1
-                found[source] = Found(name, trie)
+                found[source] = FoundTrie(name, trie)
         return session.draft(found)
 
     def _memory(self, session: RetrievalSession, name: str) -> Memory | None:

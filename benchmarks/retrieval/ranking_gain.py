@@ -20,7 +20,7 @@ from outrider.lm.runner import PackedLM
 from outrider.pair.simulation import Truth, continuation
 from outrider.tokens import TokenTable
 from retrieval_service.corpus.index import CorpusIndex
-from retrieval_service.joint_tree import Bounds, Found, JointTree, Sampling
+from retrieval_service.joint_tree import FoundTrie, JointTree, Sampling, TreeBounds
 from retrieval_service.past.outputs import PastOutputs
 from retrieval_service.ranking import DraftShape
 from retrieval_service.trie import CountedTrie, Memory
@@ -42,11 +42,11 @@ def ranked(
 ) -> TokenTree:
     """The likeliest nodes of a trie, for a memory that nothing has been learnt of."""
     drafted = JointTree(
-        {1: Found("memory", trie)},
+        {1: FoundTrie("memory", trie)},
         TrustBook().session(""),
         None if params.greedy else Sampling(seed, position),
         shape,
-        Bounds(shape.nodes, shape.depth, max(trie.tokens) + 1),
+        TreeBounds(shape.nodes, shape.depth, max(trie.tokens) + 1),
     ).nodes
     place = {node: index for index, node in enumerate(drafted)}
     return TokenTree(

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrieval_service.joint_tree import WITNESS, Bounds, Found, JointTree, Sampling
+from retrieval_service.joint_tree import WITNESS, FoundTrie, JointTree, Sampling, TreeBounds
 from retrieval_service.ranking import DraftShape
 from retrieval_service.trie import CountedTrie, counted
 from retrieval_service.trust import SessionTrust, TrustBook
@@ -29,8 +29,10 @@ def paths(trie: CountedTrie) -> set[tuple[int, ...]]:
 def joined(
     tries: dict[int, CountedTrie], trust: SessionTrust, sampled: bool, nodes: int = 64, depth: int = 16
 ) -> JointTree:
-    found = {source: Found(f"memory {source}", trie) for source, trie in tries.items()}
-    return JointTree(found, trust, Sampling(3, 40) if sampled else None, SHAPE, Bounds(nodes, depth, WIDTH))
+    found = {source: FoundTrie(f"memory {source}", trie) for source, trie in tries.items()}
+    return JointTree(
+        found, trust, Sampling(3, 40) if sampled else None, SHAPE, TreeBounds(nodes, depth, WIDTH)
+    )
 
 
 @given(

@@ -7,7 +7,7 @@ import pytest
 from outrider.source.events import DecodingRequest, Follow
 from outrider.source.followed import FollowedIds, SourceProfile
 from outrider.wire.codec import SessionKey
-from retrieval_service.joint_tree import Found
+from retrieval_service.joint_tree import FoundTrie
 from retrieval_service.ranking import DraftShape
 from retrieval_service.session import RetrievalSession
 from retrieval_service.trie import counted
@@ -19,10 +19,10 @@ from speculative.hashing import prefix_hash
 SHAPE = DraftShape(nodes=8, depth=4, floor=0.01)
 
 
-def found(*continuations: tuple[int, ...], memory: str = "corpus", match_length: int = 8) -> Found:
+def found(*continuations: tuple[int, ...], memory: str = "corpus", match_length: int = 8) -> FoundTrie:
     trie = counted(continuations, match_length, 64)
     assert trie is not None
-    return Found(memory, trie)
+    return FoundTrie(memory, trie)
 
 
 def session_of(request: DecodingRequest) -> RetrievalSession:
