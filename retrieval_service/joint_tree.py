@@ -113,7 +113,7 @@ class JointTree:
 
     def _expand(self, node: JointNode) -> None:
         """Gives a node its experts and children."""
-        sources = []
+        sources: list[int] = []
         for source, place in node.places.items():
             memory, trie = self._found[source]
             family = self._below[source].get(place)
@@ -170,7 +170,7 @@ def _children(trie: CountedTrie, bounds: TreeBounds) -> dict[int, list[int]]:
 
 def _by_depth(below: Mapping[int, Sequence[int]]) -> list[tuple[int, int]]:
     """Each node with the depth of its parent."""
-    found = []
+    found: list[tuple[int, int]] = []
     level, depth = list(below[ROOT]), 0
     while level:
         found += [(depth, node) for node in level]

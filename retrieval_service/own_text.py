@@ -19,8 +19,10 @@ _READ = 8
 
 def look_back(ids: "array[int]", *, node_limit: int, depth: int) -> CountedTrie | None:
     """What followed the longest suffix of the session's ids that occurred before; None for a new last id."""
+    if not ids:
+        return None
     text = np.frombuffer(ids[-REACH:], dtype=np.uint64)
-    ends = np.flatnonzero(text[:-1] == text[-1]) if len(text) else text[:0]
+    ends = np.flatnonzero(text[:-1] == text[-1])
     if not len(ends):
         return None
     length = 1
