@@ -115,6 +115,22 @@ def test_drafts_bear_the_number_of_the_name_that_the_session_gave(past: Any, tex
     assert set(driven.seconds) == {"corpus", "dense"}
 
 
+def test_a_memory_that_misleads_a_tenant_is_trusted_less_in_its_next_session(
+    past: Any, text: Any, follow: Any
+) -> None:
+    def promised(tenant: str) -> float:
+        driven(follow(PROMPT, alias=9, session="last", tenant=tenant, sources=("dense",)))
+        ((_, fragment),) = driven.sent[-1][0].drafts
+        return float(fragment.survival[0])
+
+    driven = Driven(past, NearDocuments(text([1, 2, 3, 70, 71])))
+    for number in range(30):
+        alias = 100 + number
+        driven(follow(PROMPT, alias=alias, session=f"{number}", tenant="a", sources=("dense",)))
+        driven(progress([*PROMPT, 80], 1, alias=alias), SessionEnded(0, alias))
+    assert promised("a") < promised("b") / 3, "what a tenant's sessions learn is its own"
+
+
 def test_a_session_is_looked_up_once_for_all_that_has_arrived(past: Any, text: Any, follow: Any) -> None:
     driven = Driven(past, NearDocuments(text([1, 2, 3, 70, 71, 72, 73])))
     ids = [*PROMPT, 70, 71]
