@@ -67,7 +67,7 @@ class RetrievalSession(FollowedSession):
         super().__init__(follow, ids)
         request = follow.request
         self._shape = shape
-        self._trust = trust if before is None else before._trust
+        self._trust: SessionTrust = trust if before is None else before._trust
         self._tree: JointTree | None = None
         self._sent: frozenset[tuple[int, int]] = frozenset()  # source and hash of the last draft's nodes
         agreed = 0 if before is None else self._agreed(before)
