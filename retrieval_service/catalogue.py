@@ -1,4 +1,4 @@
-"""The memories that drafts come from: corpora by owner and name, past outputs, references; who may see which.
+"""The memories that drafts come from: corpora by owner and name, past outputs, documents; who may see which.
 
 No tenant sees what another one owns. Changed and read by the worker's thread alone; each memory may be
 written to from other threads.
@@ -43,11 +43,11 @@ class PastStats(Protocol):
         """Number of tokens held, of all tenants."""
 
 
-class ReferenceMemory(Protocol):
-    """References of all sessions; the part of `References` that this service uses."""
+class NearMemory(Protocol):
+    """The near documents of all sessions; the part of `NearDocuments` that this service uses."""
 
     def follow(self, session: Hashable, tenant: str, ids: Sequence[int]) -> Memory:
-        """Starts the search for references; returns the memory that this session's lookups use."""
+        """Starts the search for documents; returns the memory that this session's lookups use."""
 
     def progress(self, session: Hashable, ids: Sequence[int]) -> None:
         """Takes in all ids that a session has now."""
@@ -75,16 +75,16 @@ class CorpusKey:
 class Catalogue:
     """All memories of this service."""
 
-    def __init__(self, past: PastMemory | None = None, references: ReferenceMemory | None = None) -> None:
+    def __init__(self, past: PastMemory | None = None, near: NearMemory | None = None) -> None:
         self.past = past
-        self.references = references
+        self.near = near
         self._corpora: dict[str | None, dict[str, CorpusIndex]] = {}
         self._selected: dict[tuple[str, tuple[str, ...]], Corpora] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the memories that this service can draft from."""
-        return (CORPUS, *[PAST] * (self.past is not None), *[DENSE] * (self.references is not None))
+        return (CORPUS, *[PAST] * (self.past is not None), *[DENSE] * (self.near is not None))
 
     def __iter__(self) -> Iterator[tuple[CorpusKey, CorpusIndex]]:
         for owner, corpora in list(self._corpora.items()):

@@ -1,4 +1,4 @@
-"""Opens everything that the settings name: the tokenizer, corpora, past outputs, references."""
+"""Opens everything that the settings name: the tokenizer, corpora, past outputs, documents."""
 
 import logging
 from collections.abc import Sequence
@@ -45,16 +45,16 @@ class Loaded:
     past: PastOutputs | None
     documents: "Documents | None"
     embeddings: "EmbeddingsServer | None" = None
-    """The server that embeds references, if the settings name one."""
+    """The server that embeds documents, if the settings name one."""
     no_documents: str = NO_EMBEDDINGS
-    """Why there are no reference documents, where there are none."""
+    """Why there are no documents, where there are none."""
 
     def close(self) -> None:
         """Writes past outputs and ends the search. The worker closes the corpora."""
         if self.embeddings is not None:
             self.embeddings.close()
         if self.documents is not None:
-            self.documents.references.close()
+            self.documents.near.close()
         if self.past is not None:
             self.past.close()
 
@@ -68,8 +68,8 @@ def load(settings: RetrievalSettings) -> Loaded:
     tokens = read_tokens(settings.tokenizer)
     store = CorpusStore(settings.below("corpora"))
     named = _by_key([open_corpus(Path(path).expanduser(), tokens) for path in settings.corpus])
-    references = _references(settings, tokens)
-    documents = references.documents
+    near = _near_documents(settings, tokens)
+    documents = near.documents
     past = None
     if settings.past:
         try:
@@ -77,7 +77,7 @@ def load(settings: RetrievalSettings) -> Loaded:
             past = PastOutputs(settings.below("past"), limits)
         except OSError as error:
             raise CannotLoad(f"past outputs: {error}") from error
-    catalogue = Catalogue(past, None if documents is None else documents.references)
+    catalogue = Catalogue(past, None if documents is None else documents.near)
     if settings.folder:
         remove_left(store.root)
     for path in store.paths():
@@ -89,39 +89,39 @@ def load(settings: RetrievalSettings) -> Loaded:
             catalogue.add(CorpusKey(index.header.tenant, path.name), index)
     for key, index in named.items():
         catalogue.add(key, index)
-    return Loaded(tokens, catalogue, store, past, documents, references.server, references.without)
+    return Loaded(tokens, catalogue, store, past, documents, near.server, near.without)
 
 
 @dataclass(frozen=True, slots=True)
-class _References:
-    """Reference documents with the server that embeds them, or the reason why there are none."""
+class _NearDocuments:
+    """Documents with the server that embeds them, or the reason why there are none."""
 
     documents: "Documents | None" = None
     server: "EmbeddingsServer | None" = None
     without: str = NO_EMBEDDINGS
 
 
-def _references(settings: RetrievalSettings, tokens: TokenTable | None) -> _References:
-    """Reference documents, if the settings name any embeddings. Raises OutriderError.
+def _near_documents(settings: RetrievalSettings, tokens: TokenTable | None) -> _NearDocuments:
+    """Documents, if the settings name any embeddings. Raises OutriderError.
 
     Drafts of all other kinds need no embeddings: without a table of a known name, and while a server does not
-    answer, there are no references.
+    answer, there are no documents.
     """
     if not settings.embeddings and not settings.embeddings_url:
-        return _References()
+        return _NearDocuments()
     from retrieval_service.dense.documents import DocumentLimits, Documents  # FAISS, which nothing else needs
     from retrieval_service.dense.errors import EmbeddingsFailed, NoEmbeddingTable
     from retrieval_service.dense.remote import EmbeddingsServer
 
-    limits = DocumentLimits(settings.reference_tokens, settings.reference_tokens_of_tenant)
-    folder, digest = settings.below("references"), "" if tokens is None else tokens.digest
+    limits = DocumentLimits(settings.document_tokens, settings.document_tokens_of_tenant)
+    folder, digest = settings.below("documents"), "" if tokens is None else tokens.digest
     try:
         embedder = _embedder(settings, tokens)
         server = embedder if isinstance(embedder, EmbeddingsServer) else None
-        return _References(Documents(embedder, digest, folder, limits), server)
+        return _NearDocuments(Documents(embedder, digest, folder, limits), server)
     except (NoEmbeddingTable, EmbeddingsFailed) as error:
-        log.warning("the worker has no reference documents: %s", error)
-        return _References(without=f"this service started without reference documents: {error}")
+        log.warning("the worker has no documents: %s", error)
+        return _NearDocuments(without=f"this service started without documents: {error}")
 
 
 def _embedder(settings: RetrievalSettings, tokens: TokenTable | None) -> "Embedder":

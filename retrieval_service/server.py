@@ -49,7 +49,7 @@ class NoSuchCorpus(OutriderError):
     code = "NOT_FOUND"
 
 
-class NoReferences(OutriderError):
+class NoDocuments(OutriderError):
     """The service has neither embeddings nor an encoder to find documents with."""
 
     code = "FAILED_PRECONDITION"
@@ -160,14 +160,14 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
         return retrieval_pb2.UnloadCorpusResponse()
 
     @guarded_unparsed
-    async def AddReferences(
+    async def AddDocuments(
         self,
         requests: AsyncIterator[
-            Unparsed[retrieval_pb2.AddReferencesRequest] | retrieval_pb2.AddReferencesRequest
+            Unparsed[retrieval_pb2.AddDocumentsRequest] | retrieval_pb2.AddDocumentsRequest
         ],
         context: Context,
-    ) -> retrieval_pb2.AddReferencesResponse:
-        """Adds or replaces documents of the tenant's references; see retrieval.proto."""
+    ) -> retrieval_pb2.AddDocumentsResponse:
+        """Adds or replaces documents of the tenant; see retrieval.proto."""
         _, loaded = self._ready()
         documents = _documents(loaded)
         tenant: str | None = None
@@ -177,10 +177,10 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
             async for request in in_time(requests):
                 message = await parsed(request, DOCUMENT_BOUNDS)
                 tenant = checked_tenant(message.tenant) if tenant is None else tenant
-                name = _reference_name(message.reference.name)
-                ids = await asyncio.to_thread(_reference_ids, message, loaded)
+                name = _document_name(message.document.name)
+                ids = await asyncio.to_thread(_named_ids, message, loaded)
                 brought += documents.charged(ids)
-                _check_brought(brought, self._settings.reference_tokens_of_tenant)
+                _check_brought(brought, self._settings.document_tokens_of_tenant)
                 group.append((name, ids))
                 if len(group) >= ADDED_AT_ONCE:
                     count = await asyncio.to_thread(documents.add, scope(tenant), group)
@@ -194,21 +194,21 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
             if tenant is not None:
                 with explained_disk_errors("added in memory, not yet on the disk"):
                     await asyncio.to_thread(documents.save)
-        return retrieval_pb2.AddReferencesResponse(documents=count)
+        return retrieval_pb2.AddDocumentsResponse(documents=count)
 
     @guarded_unparsed
-    async def RemoveReferences(
+    async def RemoveDocuments(
         self,
-        request: Unparsed[retrieval_pb2.RemoveReferencesRequest] | retrieval_pb2.RemoveReferencesRequest,
+        request: Unparsed[retrieval_pb2.RemoveDocumentsRequest] | retrieval_pb2.RemoveDocumentsRequest,
         context: Context,
-    ) -> retrieval_pb2.RemoveReferencesResponse:
-        """Removes documents from the tenant's references; see retrieval.proto."""
+    ) -> retrieval_pb2.RemoveDocumentsResponse:
+        """Removes documents of the tenant; see retrieval.proto."""
         _, loaded = self._ready()
         asked = await parsed(request, NAMES_BOUNDS)
         tenant = checked_tenant(asked.tenant)
         with explained_disk_errors("removed in memory, not yet on the disk"):
             removed = await asyncio.to_thread(_documents(loaded).remove, scope(tenant), tuple(asked.names))
-        return retrieval_pb2.RemoveReferencesResponse(removed=removed)
+        return retrieval_pb2.RemoveDocumentsResponse(removed=removed)
 
     @guarded
     async def ExportPast(
@@ -270,8 +270,8 @@ async def in_time(requests: AsyncIterator[T]) -> AsyncIterator[T]:
 def _check_brought(tokens: int, most: int) -> None:
     if tokens > most:
         raise Overloaded(
-            f"one call brings more than {most} tokens of references, all that a tenant may have "
-            "(reference_tokens_of_tenant)",
+            f"one call brings more than {most} tokens of documents, all that a tenant may have "
+            "(document_tokens_of_tenant)",
             RETRY_AFTER_S,
         )
 
@@ -311,26 +311,26 @@ def _tokens(loaded: Loaded) -> TokenTable:
 
 def _documents(loaded: Loaded) -> "Documents":
     if loaded.documents is None:
-        raise NoReferences(loaded.no_documents)
+        raise NoDocuments(loaded.no_documents)
     return loaded.documents
 
 
-def _reference_name(name: str) -> str:
+def _document_name(name: str) -> str:
     if not 1 <= len(name) <= MAX_NAME or not name.isprintable():
         raise InvalidRequest(
-            f"a reference's name is {name[:MAX_NAME]!r}; 1 to {MAX_NAME} printable characters"
+            f"a document's name is {name[:MAX_NAME]!r}; 1 to {MAX_NAME} printable characters"
         )
     return name
 
 
-def _reference_ids(message: retrieval_pb2.AddReferencesRequest, loaded: Loaded) -> Sequence[int]:
-    if message.reference.HasField("ids"):
-        return document_ids(message.reference.ids, loaded.tokens)
-    if not message.reference.HasField("text"):
-        raise InvalidRequest(f"reference {message.reference.name!r} has neither `text` nor `ids`")
-    if not message.reference.text:
-        raise InvalidRequest(f"reference {message.reference.name!r} has no text")
-    return _tokens(loaded).encode(message.reference.text)
+def _named_ids(message: retrieval_pb2.AddDocumentsRequest, loaded: Loaded) -> Sequence[int]:
+    if message.document.HasField("ids"):
+        return document_ids(message.document.ids, loaded.tokens)
+    if not message.document.HasField("text"):
+        raise InvalidRequest(f"document {message.document.name!r} has neither `text` nor `ids`")
+    if not message.document.text:
+        raise InvalidRequest(f"document {message.document.name!r} has no text")
+    return _tokens(loaded).encode(message.document.text)
 
 
 def _forget(loaded: Loaded, tenant: str, session: str | None) -> None:

@@ -3,22 +3,51 @@
 Knows nothing of memories, threads, sockets or clocks.
 """
 
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
 from outrider.source.events import Follow
 from outrider.source.followed import FollowedIds, FollowedSession
-from retrieval_service.ranking import DraftShape, rank, reach
-from retrieval_service.trie import CountedTrie
+from retrieval_service.joint_tree import WITNESS, FoundTrie, JointNode, JointTree, Sampling, TreeBounds
+from retrieval_service.own_text import look_back
+from retrieval_service.ranking import DraftShape
+from retrieval_service.trust import SessionTrust
 from speculative import hashing
 from speculative.fragment import Fragment
 from speculative.tree import ROOT
 
 WINDOW = 64
 """How many of the last ids memories are asked with: a longer match says no more."""
+OWN_TEXT = "own text"
+"""Name of the session's own text among the memories that are trusted more or less."""
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Nodes of one fragment: those of one source below one node."""
+
+    source: int
+    base: int
+    prefix_hash: int
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    survival: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a node of the tree stands in its piece."""
+
+    piece: _Piece
+    index: int
+    prefix_hash: int
 
 
 class RetrievalSession(FollowedSession):
     """A followed session of the retrieval worker.
 
     Args:
+        trust: how far the session trusts each memory; that of `before` is used instead.
         before: the session as it was followed here before, if it is remembered.
 
     Attributes:
@@ -28,12 +57,19 @@ class RetrievalSession(FollowedSession):
     """
 
     def __init__(
-        self, follow: Follow, ids: FollowedIds, shape: DraftShape, before: "RetrievalSession | None"
+        self,
+        follow: Follow,
+        ids: FollowedIds,
+        shape: DraftShape,
+        trust: SessionTrust,
+        before: "RetrievalSession | None",
     ) -> None:
         super().__init__(follow, ids)
         request = follow.request
         self._shape = shape
-        self._sent: dict[int, frozenset[int]] = {}  # hashes of the last draft's nodes, by source
+        self._trust: SessionTrust = trust if before is None else before._trust
+        self._tree: JointTree | None = None
+        self._sent: frozenset[tuple[int, int]] = frozenset()  # source and hash of the last draft's nodes
         agreed = 0 if before is None else self._agreed(before)
         self.is_new_text = before is not None and agreed == 0
         self.kept = max(agreed, request.prompt_length)
@@ -52,28 +88,70 @@ class RetrievalSession(FollowedSession):
         self.kept += len(fresh)
         return fresh
 
-    def draft(self, source: int, trie: CountedTrie) -> Fragment | None:
-        """A fragment of what a memory found; None if it has no new node.
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Learns from the last draft which of its memories were right; the tokens are in `ids` already."""
+        if self._tree is not None:
+            self._tree.commit(tokens)
+
+    def draft(self, found: Mapping[int, FoundTrie]) -> list[Fragment]:
+        """Fragments of what the memories found; none where nothing is new.
 
         Args:
-            source: which of the session's names the memory has, from 1.
+            found: by source index: which of the session's names the memory has, from 1.
         """
-        request, length = self.request, len(self.ids)
-        limit = min(request.node_limit, self._shape.nodes)
-        depth = min(reach(trie.match_length, self._shape), request.limit - 1 - length)
-        trie = _draftable(trie, depth, request.vocabulary_size)
-        ranked = rank(trie, request.params, request.seed, length, self._shape, limit)
-        if ranked is None:
-            return None
-        hashes: list[int] = []
-        for token, parent in zip(ranked.tokens, ranked.parents, strict=True):
-            above = self.ids.prefix_hash if parent == ROOT else hashes[parent]
-            hashes.append(hashing.extend(above, token))
-        before, self._sent[source] = self._sent.get(source, frozenset()), frozenset(hashes)
-        if before.issuperset(hashes):
-            self._sent[source] = before
-            return None
-        return self.fragment(ranked.tokens, ranked.parents, ranked.survival, source)
+        if not found:
+            self._tree = None
+            return []
+        request, shape, length = self.request, self._shape, len(self.ids)
+        nodes = min(request.node_limit, shape.nodes)
+        bounds = TreeBounds(nodes, min(shape.depth, request.limit - 1 - length), request.vocabulary_size)
+        own = look_back(self.ids.array, node_limit=nodes, depth=bounds.depth)
+        every = dict(found) if own is None else {**found, WITNESS: FoundTrie(OWN_TEXT, own)}
+        sampling = None if request.params.greedy else Sampling(request.seed, length)
+        self._tree = JointTree(every, self._trust, sampling, shape, bounds)
+        pieces, sent = self._pieces(self._tree.nodes)
+        if sent <= self._sent:
+            return []
+        self._sent = sent
+        return [
+            Fragment(
+                piece.source,
+                request.epoch,
+                piece.base,
+                piece.prefix_hash,
+                tuple(piece.tokens),
+                tuple(piece.parents),
+                tuple(piece.survival),
+            )
+            for piece in pieces
+        ]
+
+    def _pieces(self, nodes: Iterable[JointNode]) -> tuple[list[_Piece], frozenset[tuple[int, int]]]:
+        """The nodes by source, each with a parent in its own piece or at its piece's base.
+
+        A base is a node of an earlier piece, or the last committed token. Also returns the source and the
+        hash of each node.
+        """
+        pieces: dict[tuple[JointNode | None, int], _Piece] = {}
+        places: dict[JointNode | None, _Place] = {}
+        sent = set()
+        for node in nodes:
+            above = places.get(node.parent)
+            base_hash = self.ids.prefix_hash if above is None else above.prefix_hash
+            own_hash = hashing.extend(base_hash, node.token)
+            if above is not None and above.piece.source == node.source:
+                piece, parent = above.piece, above.index
+            else:
+                key = (node.parent, node.source)
+                piece = pieces.get(key) or _Piece(node.source, len(self.ids) + node.depth - 1, base_hash)
+                pieces[key], parent = piece, ROOT
+            share = 1.0 if parent == ROOT else piece.survival[parent]
+            places[node] = _Place(piece, len(piece.tokens), own_hash)
+            piece.tokens.append(node.token)
+            piece.parents.append(parent)
+            piece.survival.append(share * node.given_parent)
+            sent.add((node.source, own_hash))
+        return list(pieces.values()), frozenset(sent)
 
     def _agreed(self, before: "RetrievalSession") -> int:
         """Number of ids of `before` that are kept and the same in this session; 0 for another text."""
@@ -81,22 +159,3 @@ class RetrievalSession(FollowedSession):
         if not same_prompt or before.kept > len(self.ids):
             return 0
         return before.kept if before.ids.hash_at(before.kept) == self.ids.hash_at(before.kept) else 0
-
-
-def _draftable(trie: CountedTrie, depth: int, vocabulary_size: int) -> CountedTrie:
-    """The trie without nodes that are too deep or outside the vocabulary, and without nodes below them."""
-    depths: list[int] = []
-    kept: dict[int, int] = {}
-    for node, (token, parent) in enumerate(zip(trie.tokens, trie.parents, strict=True)):
-        depths.append(1 if parent == ROOT else depths[parent] + 1)
-        if depths[node] <= depth and token < vocabulary_size and (parent == ROOT or parent in kept):
-            kept[node] = len(kept)
-    if len(kept) == len(trie):
-        return trie
-    return CountedTrie(
-        tuple(trie.tokens[node] for node in kept),
-        tuple(kept.get(trie.parents[node], ROOT) for node in kept),
-        tuple(trie.counts[node] for node in kept),
-        trie.occurrences,
-        trie.match_length,
-    )

@@ -23,14 +23,14 @@ class RetrievalSettings(WorkerSettings):
     corpus: Names = ()
     """Folders of corpora to draft from, as `outrider index build` makes them, separated by commas."""
     folder: str = ""
-    """Folder for corpora that are built over the wire, past outputs and references; without it past outputs
-    and references are kept in memory alone."""
+    """Folder for corpora that are built over the wire, past outputs and documents; without it past outputs
+    and documents are kept in memory alone."""
     embeddings: str = ""
-    """Folder of a model whose embedding table finds references near to a session; without it, or
-    `embeddings_url`, there are no references."""
+    """Folder of a model whose embedding table finds documents near to a session; without it, or
+    `embeddings_url`, there are no documents."""
     embeddings_url: SecretStr | None = None
-    """A server of OpenAI's embeddings that finds references in place of `embeddings`: its base URL, such as
-    http://host:8080/v1. While the server does not answer, sessions find no new references. Secret, as a URL
+    """A server of OpenAI's embeddings that finds documents in place of `embeddings`: its base URL, such as
+    http://host:8080/v1. While the server does not answer, sessions find no new documents. Secret, as a URL
     may hold a password, though one that does is refused."""
     embeddings_model: str = ""
     """The model to ask that server for; empty: requests name none."""
@@ -38,10 +38,10 @@ class RetrievalSettings(WorkerSettings):
     """The key for that server. Default: none."""
     embeddings_deadline_s: Annotated[float, Field(gt=0, le=600)] = 10.0
     """Most seconds of one request to that server, of up to 64 texts."""
-    reference_tokens: Annotated[int, Field(ge=1024)] = 16_000_000
-    """Most tokens of references, of all tenants together; each takes about 30 bytes of memory."""
-    reference_tokens_of_tenant: Annotated[int, Field(ge=1024)] = 4_000_000
-    """Most tokens of references of one tenant; more are refused."""
+    document_tokens: Annotated[int, Field(ge=1024)] = 16_000_000
+    """Most tokens of documents, of all tenants together; each takes about 30 bytes of memory."""
+    document_tokens_of_tenant: Annotated[int, Field(ge=1024)] = 4_000_000
+    """Most tokens of documents of one tenant; more are refused."""
     past: bool = True
     """Whether drafts come from past outputs too."""
     past_tokens: Annotated[int, Field(ge=1024)] = 16_000_000

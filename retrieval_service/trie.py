@@ -32,7 +32,7 @@ class CountedTrie:
 
 
 class Memory(Protocol):
-    """Text of one scope to look up in: a corpus, a tenant's past outputs, or a session's references."""
+    """Text of one scope to look up in: a corpus, a tenant's past outputs, or a session's documents."""
 
     def lookup(self, ids: Sequence[int], *, node_limit: int, depth: int) -> CountedTrie | None:
         """Finds what followed the longest suffix of `ids` in this text, up to `depth` ids; None if not found.

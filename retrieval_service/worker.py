@@ -15,6 +15,7 @@ from retrieval_service.catalogue import Catalogue
 from retrieval_service.ranking import DraftShape
 from retrieval_service.session import RetrievalSession
 from retrieval_service.session_lookup import SessionLookup
+from retrieval_service.trust import TrustBook
 from speculative.fragment import Fragment
 
 COUNTERS = {
@@ -28,7 +29,7 @@ GAUGES = {
     "corpus_tokens": "Tokens of the loaded corpora.",
     "mapped_bytes": "Mapped bytes of the loaded corpora.",
     "past_tokens": "Tokens of past output held.",
-    "references": "Reference documents held.",
+    "documents": "Documents of tenants held.",
 }
 """Help texts of `RetrievalWorker.gauges`."""
 
@@ -66,10 +67,12 @@ class RetrievalWorker(AnsweringWorker[RetrievalSession]):
         self.catalogue = catalogue
         self._shape = shape
         self._lookup = SessionLookup(catalogue, shape, self.counts, observe)
+        self._trust = TrustBook()
 
     def open(self, follow: Follow, ids: FollowedIds, kept: RetrievalSession | None) -> RetrievalSession:
         """Follows a session; one that comes back goes on where its output was kept last."""
-        session = RetrievalSession(follow, ids, self._shape, kept)
+        trust = self._trust.session(follow.key.tenant)
+        session = RetrievalSession(follow, ids, self._shape, trust, kept)
         if session.is_new_text:
             self._lookup.finish(follow.key)
         try:
@@ -80,13 +83,14 @@ class RetrievalWorker(AnsweringWorker[RetrievalSession]):
         return session
 
     def progressed(self, session: RetrievalSession, fresh: Sequence[int]) -> None:
-        """Keeps new output, and looks the session up again."""
+        """Learns from new output which memories were right, keeps it, and looks the session up again."""
         if fresh:
+            session.commit(fresh)
             self._lookup.progress(session)
         super().progressed(session, fresh)
 
     def draft(self, session: RetrievalSession) -> list[Fragment]:
-        """Drafts from one lookup in each of the session's memories."""
+        """Drafts one tree from one lookup in each of the session's memories."""
         return self._lookup.draft(session)
 
     def close(self, session: RetrievalSession) -> None:
@@ -107,11 +111,11 @@ class RetrievalWorker(AnsweringWorker[RetrievalSession]):
     def gauges(self) -> dict[str, float]:
         """Counts of what the memories hold now, of all tenants together, by metric."""
         headers = [index.header for _, index in self.catalogue]
-        past, references = self.catalogue.past, self.catalogue.references
+        past, near = self.catalogue.past, self.catalogue.near
         return super().gauges() | {
             "corpora": len(headers),
             "corpus_tokens": sum(header.tokens for header in headers),
             "mapped_bytes": sum(header.size for header in headers),
             "past_tokens": 0 if past is None else past.stats().tokens,
-            "references": 0 if references is None else references.count,
+            "documents": 0 if near is None else near.count,
         }

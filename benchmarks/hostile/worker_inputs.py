@@ -17,7 +17,7 @@ JUNK = (b"\xff" * 100, b"\x0a\xff\xff\xff\x7f", b"\xaa\x06\x01x" * 2_000_000)
 VERIFIER = ("Describe", "Tokenizer", "Open", "Watch", "Cancel", "Explain")
 SOURCE = ("Describe", "Attach")
 CORPORA = ("ListCorpora", "BuildCorpus", "LoadCorpus", "UnloadCorpus")
-RETRIEVAL = (*CORPORA, "AddReferences", "RemoveReferences", "ExportPast", "Forget", "Stats")
+RETRIEVAL = (*CORPORA, "AddDocuments", "RemoveDocuments", "ExportPast", "Forget", "Stats")
 
 
 def endless(role: str, method: str, message: bytes, pause_s: float = 0.0) -> Input:
@@ -126,17 +126,17 @@ def corpora() -> Sequence[Input]:
     text = retrieval_pb2.BuildCorpusRequest(text="x" * 10 * MB).SerializeToString()
     numbers = retrieval_pb2.BuildCorpusRequest()
     numbers.ids.ids.extend([2**31] * 5_000_000)
-    reference = retrieval_pb2.AddReferencesRequest(tenant="attacker")
-    reference.reference.name, reference.reference.text = "r", "x" * 20 * MB
-    names = retrieval_pb2.RemoveReferencesRequest(tenant="attacker", names=["n"] * 2_000_000)
+    document = retrieval_pb2.AddDocumentsRequest(tenant="attacker")
+    document.document.name, document.document.text = "r", "x" * 20 * MB
+    names = retrieval_pb2.RemoveDocumentsRequest(tenant="attacker", names=["n"] * 2_000_000)
     return [
         *(sent("retrieval", f"Retrieval/{method}", data) for method in RETRIEVAL for data in JUNK),
         sent("retrieval", "Retrieval/BuildCorpus", begin, text, text),
         sent("retrieval", "Retrieval/BuildCorpus", begin, numbers.SerializeToString()),
         sent("retrieval", "Retrieval/BuildCorpus", *[begin] * 1_000),
-        sent("retrieval", "Retrieval/AddReferences", reference.SerializeToString()),
-        sent("retrieval", "Retrieval/RemoveReferences", names.SerializeToString()),
-        endless("retrieval", "Retrieval/AddReferences", os.urandom(100)),
+        sent("retrieval", "Retrieval/AddDocuments", document.SerializeToString()),
+        sent("retrieval", "Retrieval/RemoveDocuments", names.SerializeToString()),
+        endless("retrieval", "Retrieval/AddDocuments", os.urandom(100)),
     ]
 
 

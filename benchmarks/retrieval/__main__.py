@@ -12,8 +12,8 @@ from typing import Any
 
 from benchmarks.retrieval.acceptance import corpus_figures, past_figures, session_only
 from benchmarks.retrieval.corpus_cost import GENERATOR, build_figures, draw_contexts, lookup_figures
+from benchmarks.retrieval.documents_gain import figures as dense_figures
 from benchmarks.retrieval.past_cost import measure_apart
-from benchmarks.retrieval.references_gain import figures as dense_figures
 from benchmarks.retrieval.teacher_forced import held_out_continuations
 from benchmarks.shared.envelope import MODELS, command_line, print_result, settings_of
 

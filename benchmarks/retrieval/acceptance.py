@@ -1,6 +1,6 @@
 """What corpora and past outputs gain over a session's own text: parts of `outrider bench retrieval`.
 
-Teacher-forced, see teacher_forced.py; references_gain.py does the same for references. Every lookup is waited
+Teacher-forced, see teacher_forced.py; documents_gain.py does the same for documents. Every lookup is waited
 for, so no draft is late.
 """
 

@@ -20,16 +20,41 @@ from outrider.lm.runner import PackedLM
 from outrider.pair.simulation import Truth, continuation
 from outrider.tokens import TokenTable
 from retrieval_service.corpus.index import CorpusIndex
+from retrieval_service.joint_tree import FoundTrie, JointTree, Sampling, TreeBounds
 from retrieval_service.past.outputs import PastOutputs
-from retrieval_service.ranking import DraftShape, rank
-from retrieval_service.trie import Memory
+from retrieval_service.ranking import DraftShape
+from retrieval_service.trie import CountedTrie, Memory
+from retrieval_service.trust import TrustBook
 from speculative.params import SamplingParams
+from speculative.tree import ROOT, TokenTree
 
 GREEDY = SamplingParams(temperature=0)
 WINDOW = 64
 """Most last tokens that are looked up."""
+FLOOR = 0.05
+"""Survival below which a node is no part of a draft: nothing has been learnt that would make it true."""
 FIRST_PAST_SEED = 1000
 """The first seed of past outputs, beyond all seeds that are measured."""
+
+
+def ranked(
+    trie: CountedTrie, params: SamplingParams, seed: int, position: int, shape: DraftShape
+) -> TokenTree:
+    """The likeliest nodes of a trie, for a memory that nothing has been learnt of."""
+    drafted = JointTree(
+        {1: FoundTrie("memory", trie)},
+        TrustBook().session(""),
+        None if params.greedy else Sampling(seed, position),
+        shape,
+        TreeBounds(shape.nodes, shape.depth, max(trie.tokens) + 1),
+    ).nodes
+    place = {node: index for index, node in enumerate(drafted)}
+    return TokenTree(
+        tuple(node.token for node in drafted),
+        tuple(place.get(node.parent, ROOT) for node in drafted if node.parent is not None),
+        tuple(node.survival for node in drafted),
+        (1,) * len(drafted),
+    )
 
 
 def count_rounds(
@@ -43,10 +68,10 @@ def count_rounds(
     while position < len(truth.ids):
         ids = truth.ids[max(0, position - WINDOW) : position]
         trie = memory.lookup(ids, node_limit=3 * shape.nodes, depth=shape.depth)
-        draft = None if trie is None else rank(trie, params, truth.seed, position, shape, shape.nodes)
-        length = accepted(draft, truth.ids[position:])
-        if draft is not None:
-            overstated.append(sum(draft.survival) - length)
+        tree = None if trie is None else ranked(trie, params, truth.seed, position, shape)
+        length = accepted(tree, truth.ids[position:])
+        if tree is not None:
+            overstated.append(sum(tree.survival) - length)
         position += length + 1
         count += 1
     return count
@@ -114,7 +139,7 @@ def main() -> None:
     found: dict[str, Any] = {}
     for name, memory in memories.items():
         for nodes in args.nodes:
-            shape = DraftShape(nodes=nodes)
+            shape = DraftShape(nodes=nodes, floor=FLOOR)
             ways = {"counts": GREEDY, "noise": params}
             row = {way: measure(truths, memory, ranked_by, shape) for way, ranked_by in ways.items()}
             found[f"{name}_{nodes}"] = row

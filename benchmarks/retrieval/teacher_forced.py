@@ -1,8 +1,8 @@
-"""Replays the target's greedy continuations round by round and counts the drafted tokens that it accepts.
+"""Replays the target's continuations round by round and counts the drafted tokens that it accepts.
 
 Teacher-forced: the continuations are decoded first, by the packed pass in a process of its own (torch and
 FAISS never share a process), so that a slow lookup costs nothing here. Run by benchmarks as `python -m
-benchmarks.retrieval.teacher_forced MODEL TOKENS`, with prompts on stdin.
+benchmarks.retrieval.teacher_forced MODEL TOKENS TEMPERATURE`, with prompts on stdin.
 """
 
 import json
@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING, Protocol
 from benchmarks.shared.envelope import REPOSITORY, module_command
 from benchmarks.shared.heldout import held_out_records, tokenizer_of
 from retrieval_service.trie import CountedTrie, counted
+from speculative.choice import choose_token
+from speculative.digest import RowDigest
+from speculative.history import History
 from speculative.lookup.suffix_automaton import SuffixAutomaton
+from speculative.noise import NoiseRows
+from speculative.params import SamplingParams
 from speculative.tree import ROOT
 
 if TYPE_CHECKING:
@@ -39,9 +44,14 @@ class WrittenPrompt:
     continuation: tuple[int, ...]
 
 
-def continuations(model: Path, prompts: Sequence[Sequence[int]], tokens: int) -> list[tuple[int, ...]]:
-    """The target's greedy continuations of all prompts, decoded by a process of its own."""
-    command = module_command("retrieval.teacher_forced", str(model.resolve()), str(tokens))
+def continuations(
+    model: Path, prompts: Sequence[Sequence[int]], tokens: int, temperature: float = 0.0
+) -> list[tuple[int, ...]]:
+    """The target's continuations of all prompts, decoded by a process of its own.
+
+    The seed of prompt number n is n.
+    """
+    command = module_command("retrieval.teacher_forced", str(model.resolve()), str(tokens), str(temperature))
     encoded = json.dumps([list(prompt) for prompt in prompts])
     ended = subprocess.run(
         command, input=encoded, capture_output=True, text=True, cwd=REPOSITORY, check=False
@@ -51,41 +61,64 @@ def continuations(model: Path, prompts: Sequence[Sequence[int]], tokens: int) ->
     return [tuple(ids) for ids in json.loads(ended.stdout.splitlines()[-1])]
 
 
-def write_continuations(model: Path, tokens: int) -> None:
+def write_continuations(model: Path, tokens: int, temperature: float) -> None:
     """Reads prompts from stdin and writes their continuations to stdout; each ends with its first end id."""
     from outrider.lm.runner import PackedLM
 
     lm = PackedLM.load(model)
     prompts = json.load(sys.stdin)
+    params = SamplingParams(temperature=temperature)
     written: list[list[int]] = []
     for first in range(0, len(prompts), BATCH):
-        written += _decode(lm, prompts[first : first + BATCH], tokens)
+        writers = [
+            _Writer(prompt, first + number, params, lm.vocabulary_size)
+            for number, prompt in enumerate(prompts[first : first + BATCH])
+        ]
+        written += _decode(lm, writers, tokens)
     print(json.dumps(written))
 
 
-def _decode(lm: "PackedLM", prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
+class _Writer:
+    """Chooses the tokens behind one prompt."""
+
+    def __init__(self, prompt: Sequence[int], seed: int, params: SamplingParams, width: int) -> None:
+        self.prompt = prompt
+        self.written: list[int] = []
+        self._params = params
+        self._history = History.of(prompt, len(prompt))
+        self._noise = NoiseRows(seed, width)
+
+    def choose(self, digest: RowDigest) -> None:
+        """Writes the next token."""
+        position = len(self.prompt) + len(self.written)
+        drawn = None if self._params.greedy else self._noise.at(position)
+        self.written.append(choose_token(digest, self._params, self._history, drawn))
+        self._history.extend(self.written[-1:])
+
+
+def _decode(lm: "PackedLM", writers: Sequence[_Writer], tokens: int) -> list[list[int]]:
     """The continuations of some prompts, decoded in one batch."""
     from outrider.lm.plan import SequenceRows
 
-    written: list[list[int]] = []
     tables = []
-    for prompt in prompts:
+    for writer in writers:
+        prompt = writer.prompt
         table = lm.table(reserve=len(prompt) + tokens)
         outcome = lm.forward([SequenceRows(table, prompt, range(-1, len(prompt) - 1), [len(prompt) - 1])])
         table.commit(list(range(len(prompt))))
         tables.append(table)
-        written.append([int(outcome.row(0).argmax())])
+        writer.choose(outcome.digest(0))
     for _ in range(tokens - 1):
-        going = [n for n, ids in enumerate(written) if ids[-1] not in lm.eos_ids]
+        going = [n for n, writer in enumerate(writers) if writer.written[-1] not in lm.eos_ids]
         if not going:
             break
-        outcome = lm.forward([SequenceRows(tables[n], [written[n][-1]], [-1], [0]) for n in going])
+        outcome = lm.forward([SequenceRows(tables[n], [writers[n].written[-1]], [-1], [0]) for n in going])
         for row, n in enumerate(going):
             tables[n].commit([0])
-            written[n].append(int(outcome.row(row).argmax()))
+            writers[n].choose(outcome.digest(row))
     for table in tables:
         lm.release(table)
-    return written
+    return [writer.written for writer in writers]
 
 
 class DraftedTree(Protocol):
@@ -149,4 +182,4 @@ def held_out_continuations(model: Path, prompts: int, tokens: int) -> list[Writt
 
 
 if __name__ == "__main__":
-    write_continuations(Path(sys.argv[1]), int(sys.argv[2]))
+    write_continuations(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))

@@ -157,10 +157,10 @@ def unload_corpus(
 
 
 @app.command("add")
-def add_references(
+def add_documents(
     sources: Sources, address: Address, tenant: Tenant = "", glob: Globs = None, json_: Json = False
 ) -> None:
-    """Add files to a tenant's references, each under its path; a reference of the same path is replaced.
+    """Add files as documents of a tenant, each under its path; a document of the same path is replaced.
 
     \b
     Example:
@@ -170,29 +170,29 @@ def add_references(
         from outrider.v1 import retrieval_pb2
         from retrieval_service.corpus.texts import TextSource
 
-        def messages() -> "Iterator[retrieval_pb2.AddReferencesRequest]":
+        def messages() -> "Iterator[retrieval_pb2.AddDocumentsRequest]":
             for path in TextSource(tuple(sources), tuple(glob or ())).files():
                 text = "".join(TextSource((path,)))
                 if text:
-                    reference = retrieval_pb2.Reference(name=path.as_posix()[-LONGEST_NAME:], text=text)
-                    yield retrieval_pb2.AddReferencesRequest(tenant=tenant, reference=reference)
+                    document = retrieval_pb2.Document(name=path.as_posix()[-LONGEST_NAME:], text=text)
+                    yield retrieval_pb2.AddDocumentsRequest(tenant=tenant, document=document)
 
-        added = _sent(worker.AddReferences, messages(), BUILD_S)
+        added = _sent(worker.AddDocuments, messages(), BUILD_S)
     result = {"documents": added.documents}
-    _print(result, [f"{added.documents:,} documents among the tenant's references"], as_json=json_)
+    _print(result, [f"{added.documents:,} documents of the tenant"], as_json=json_)
 
 
 @app.command("drop")
-def drop_references(
+def drop_documents(
     address: Address,
     names: Annotated[
         list[str] | None, typer.Argument(help="Names under which the documents were added.")
     ] = None,
     tenant: Tenant = "",
-    everything: Annotated[bool, typer.Option("--all", help="Remove all references of the tenant.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Remove all documents of the tenant.")] = False,
     json_: Json = False,
 ) -> None:
-    """Remove documents from a tenant's references, from disk too.
+    """Remove documents of a tenant, from disk too.
 
     \b
     Example:
@@ -203,8 +203,8 @@ def drop_references(
     with _worker(address) as worker:
         from outrider.v1 import retrieval_pb2
 
-        request = retrieval_pb2.RemoveReferencesRequest(tenant=tenant, names=names or ())
-        removed = worker.RemoveReferences(request, timeout=CALL_S).removed
+        request = retrieval_pb2.RemoveDocumentsRequest(tenant=tenant, names=names or ())
+        removed = worker.RemoveDocuments(request, timeout=CALL_S).removed
     _print({"removed": removed}, [f"{removed:,} documents removed"], as_json=json_)
 
 
@@ -240,7 +240,7 @@ def forget(
         str, typer.Option(help="Session whose past output to forget, in all of its choices.")
     ] = "",
     everything: Annotated[
-        bool, typer.Option("--all", help="Forget all past output and all references of the tenant.")
+        bool, typer.Option("--all", help="Forget all past output and all documents of the tenant.")
     ] = False,
     json_: Json = False,
 ) -> None:

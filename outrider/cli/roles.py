@@ -21,7 +21,7 @@ def serve_drafter(context: typer.Context) -> None:
     _serve("drafter_service", context)
 
 
-@app.command("retrieval", context_settings=_PASS_ON, help="Draft from corpora, past outputs and references.")
+@app.command("retrieval", context_settings=_PASS_ON, help="Draft from corpora, past outputs and documents.")
 def serve_retrieval(context: typer.Context) -> None:
     _serve("retrieval_service", context)
 

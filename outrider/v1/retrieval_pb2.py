@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1boutrider/v1/retrieval.proto\x12\x0boutrider.v1\":\n\nCorpusName\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0e\n\x06public\x18\x03 \x01(\x08\"a\n\x06\x43orpus\x12%\n\x04name\x18\x01 \x01(\x0b\x32\x17.outrider.v1.CorpusName\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\x12\x11\n\tdocuments\x18\x03 \x01(\x04\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\"$\n\x12ListCorporaRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\";\n\x13ListCorporaResponse\x12$\n\x07\x63orpora\x18\x01 \x03(\x0b\x32\x13.outrider.v1.Corpus\"\x7f\n\x12\x42uildCorpusRequest\x12(\n\x05start\x18\x01 \x01(\x0b\x32\x17.outrider.v1.CorpusNameH\x00\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\'\n\x03ids\x18\x03 \x01(\x0b\x32\x18.outrider.v1.DocumentIdsH\x00\x42\x06\n\x04\x62ody\"\x1a\n\x0b\x44ocumentIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\":\n\x11LoadCorpusRequest\x12%\n\x04name\x18\x01 \x01(\x0b\x32\x17.outrider.v1.CorpusName\"L\n\x13UnloadCorpusRequest\x12%\n\x04name\x18\x01 \x01(\x0b\x32\x17.outrider.v1.CorpusName\x12\x0e\n\x06remove\x18\x02 \x01(\x08\"\x16\n\x14UnloadCorpusResponse\"Q\n\x14\x41\x64\x64ReferencesRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12)\n\treference\x18\x02 \x01(\x0b\x32\x16.outrider.v1.Reference\"Z\n\tReference\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\'\n\x03ids\x18\x03 \x01(\x0b\x32\x18.outrider.v1.DocumentIdsH\x00\x42\x06\n\x04\x62ody\"*\n\x15\x41\x64\x64ReferencesResponse\x12\x11\n\tdocuments\x18\x01 \x01(\x04\"8\n\x17RemoveReferencesRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\t\"+\n\x18RemoveReferencesResponse\x12\x0f\n\x07removed\x18\x01 \x01(\x04\"#\n\x11\x45xportPastRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"h\n\x12\x45xportPastResponse\x12\x0f\n\x07outputs\x18\x01 \x01(\x04\x12\x18\n\x10tokenizer_digest\x18\x02 \x01(\t\x12\'\n\x06output\x18\x03 \x01(\x0b\x32\x17.outrider.v1.PastOutput\"*\n\nPastOutput\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0b\n\x03ids\x18\x02 \x03(\r\"0\n\rForgetRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0f\n\x07session\x18\x02 \x01(\t\"\x10\n\x0e\x46orgetResponse\"\x0e\n\x0cStatsRequest\"\x88\x01\n\rStatsResponse\x12\x0f\n\x07\x63orpora\x18\x01 \x01(\x04\x12\x15\n\rcorpus_tokens\x18\x02 \x01(\x04\x12\x14\n\x0cmapped_bytes\x18\x03 \x01(\x04\x12\x13\n\x0bpast_tokens\x18\x04 \x01(\x04\x12\x12\n\nreferences\x18\x05 \x01(\x04\x12\x10\n\x08sessions\x18\x06 \x01(\x04\x32\xcb\x05\n\tRetrieval\x12P\n\x0bListCorpora\x12\x1f.outrider.v1.ListCorporaRequest\x1a .outrider.v1.ListCorporaResponse\x12\x45\n\x0b\x42uildCorpus\x12\x1f.outrider.v1.BuildCorpusRequest\x1a\x13.outrider.v1.Corpus(\x01\x12\x41\n\nLoadCorpus\x12\x1e.outrider.v1.LoadCorpusRequest\x1a\x13.outrider.v1.Corpus\x12S\n\x0cUnloadCorpus\x12 .outrider.v1.UnloadCorpusRequest\x1a!.outrider.v1.UnloadCorpusResponse\x12X\n\rAddReferences\x12!.outrider.v1.AddReferencesRequest\x1a\".outrider.v1.AddReferencesResponse(\x01\x12_\n\x10RemoveReferences\x12$.outrider.v1.RemoveReferencesRequest\x1a%.outrider.v1.RemoveReferencesResponse\x12O\n\nExportPast\x12\x1e.outrider.v1.ExportPastRequest\x1a\x1f.outrider.v1.ExportPastResponse0\x01\x12\x41\n\x06\x46orget\x12\x1a.outrider.v1.ForgetRequest\x1a\x1b.outrider.v1.ForgetResponse\x12>\n\x05Stats\x12\x19.outrider.v1.StatsRequest\x1a\x1a.outrider.v1.StatsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1boutrider/v1/retrieval.proto\x12\x0boutrider.v1\":\n\nCorpusName\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0e\n\x06public\x18\x03 \x01(\x08\"a\n\x06\x43orpus\x12%\n\x04name\x18\x01 \x01(\x0b\x32\x17.outrider.v1.CorpusName\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\x12\x11\n\tdocuments\x18\x03 \x01(\x04\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\"$\n\x12ListCorporaRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\";\n\x13ListCorporaResponse\x12$\n\x07\x63orpora\x18\x01 \x03(\x0b\x32\x13.outrider.v1.Corpus\"\x7f\n\x12\x42uildCorpusRequest\x12(\n\x05start\x18\x01 \x01(\x0b\x32\x17.outrider.v1.CorpusNameH\x00\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\'\n\x03ids\x18\x03 \x01(\x0b\x32\x18.outrider.v1.DocumentIdsH\x00\x42\x06\n\x04\x62ody\"\x1a\n\x0b\x44ocumentIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\":\n\x11LoadCorpusRequest\x12%\n\x04name\x18\x01 \x01(\x0b\x32\x17.outrider.v1.CorpusName\"L\n\x13UnloadCorpusRequest\x12%\n\x04name\x18\x01 \x01(\x0b\x32\x17.outrider.v1.CorpusName\x12\x0e\n\x06remove\x18\x02 \x01(\x08\"\x16\n\x14UnloadCorpusResponse\"N\n\x13\x41\x64\x64\x44ocumentsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\'\n\x08\x64ocument\x18\x02 \x01(\x0b\x32\x15.outrider.v1.Document\"Y\n\x08\x44ocument\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\'\n\x03ids\x18\x03 \x01(\x0b\x32\x18.outrider.v1.DocumentIdsH\x00\x42\x06\n\x04\x62ody\")\n\x14\x41\x64\x64\x44ocumentsResponse\x12\x11\n\tdocuments\x18\x01 \x01(\x04\"7\n\x16RemoveDocumentsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\t\"*\n\x17RemoveDocumentsResponse\x12\x0f\n\x07removed\x18\x01 \x01(\x04\"#\n\x11\x45xportPastRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"h\n\x12\x45xportPastResponse\x12\x0f\n\x07outputs\x18\x01 \x01(\x04\x12\x18\n\x10tokenizer_digest\x18\x02 \x01(\t\x12\'\n\x06output\x18\x03 \x01(\x0b\x32\x17.outrider.v1.PastOutput\"*\n\nPastOutput\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0b\n\x03ids\x18\x02 \x03(\r\"0\n\rForgetRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0f\n\x07session\x18\x02 \x01(\t\"\x10\n\x0e\x46orgetResponse\"\x0e\n\x0cStatsRequest\"\x87\x01\n\rStatsResponse\x12\x0f\n\x07\x63orpora\x18\x01 \x01(\x04\x12\x15\n\rcorpus_tokens\x18\x02 \x01(\x04\x12\x14\n\x0cmapped_bytes\x18\x03 \x01(\x04\x12\x13\n\x0bpast_tokens\x18\x04 \x01(\x04\x12\x11\n\tdocuments\x18\x05 \x01(\x04\x12\x10\n\x08sessions\x18\x06 \x01(\x04\x32\xc5\x05\n\tRetrieval\x12P\n\x0bListCorpora\x12\x1f.outrider.v1.ListCorporaRequest\x1a .outrider.v1.ListCorporaResponse\x12\x45\n\x0b\x42uildCorpus\x12\x1f.outrider.v1.BuildCorpusRequest\x1a\x13.outrider.v1.Corpus(\x01\x12\x41\n\nLoadCorpus\x12\x1e.outrider.v1.LoadCorpusRequest\x1a\x13.outrider.v1.Corpus\x12S\n\x0cUnloadCorpus\x12 .outrider.v1.UnloadCorpusRequest\x1a!.outrider.v1.UnloadCorpusResponse\x12U\n\x0c\x41\x64\x64\x44ocuments\x12 .outrider.v1.AddDocumentsRequest\x1a!.outrider.v1.AddDocumentsResponse(\x01\x12\\\n\x0fRemoveDocuments\x12#.outrider.v1.RemoveDocumentsRequest\x1a$.outrider.v1.RemoveDocumentsResponse\x12O\n\nExportPast\x12\x1e.outrider.v1.ExportPastRequest\x1a\x1f.outrider.v1.ExportPastResponse0\x01\x12\x41\n\x06\x46orget\x12\x1a.outrider.v1.ForgetRequest\x1a\x1b.outrider.v1.ForgetResponse\x12>\n\x05Stats\x12\x19.outrider.v1.StatsRequest\x1a\x1a.outrider.v1.StatsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,30 +49,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_UNLOADCORPUSREQUEST']._serialized_end=595
   _globals['_UNLOADCORPUSRESPONSE']._serialized_start=597
   _globals['_UNLOADCORPUSRESPONSE']._serialized_end=619
-  _globals['_ADDREFERENCESREQUEST']._serialized_start=621
-  _globals['_ADDREFERENCESREQUEST']._serialized_end=702
-  _globals['_REFERENCE']._serialized_start=704
-  _globals['_REFERENCE']._serialized_end=794
-  _globals['_ADDREFERENCESRESPONSE']._serialized_start=796
-  _globals['_ADDREFERENCESRESPONSE']._serialized_end=838
-  _globals['_REMOVEREFERENCESREQUEST']._serialized_start=840
-  _globals['_REMOVEREFERENCESREQUEST']._serialized_end=896
-  _globals['_REMOVEREFERENCESRESPONSE']._serialized_start=898
-  _globals['_REMOVEREFERENCESRESPONSE']._serialized_end=941
-  _globals['_EXPORTPASTREQUEST']._serialized_start=943
-  _globals['_EXPORTPASTREQUEST']._serialized_end=978
-  _globals['_EXPORTPASTRESPONSE']._serialized_start=980
-  _globals['_EXPORTPASTRESPONSE']._serialized_end=1084
-  _globals['_PASTOUTPUT']._serialized_start=1086
-  _globals['_PASTOUTPUT']._serialized_end=1128
-  _globals['_FORGETREQUEST']._serialized_start=1130
-  _globals['_FORGETREQUEST']._serialized_end=1178
-  _globals['_FORGETRESPONSE']._serialized_start=1180
-  _globals['_FORGETRESPONSE']._serialized_end=1196
-  _globals['_STATSREQUEST']._serialized_start=1198
-  _globals['_STATSREQUEST']._serialized_end=1212
-  _globals['_STATSRESPONSE']._serialized_start=1215
-  _globals['_STATSRESPONSE']._serialized_end=1351
-  _globals['_RETRIEVAL']._serialized_start=1354
-  _globals['_RETRIEVAL']._serialized_end=2069
+  _globals['_ADDDOCUMENTSREQUEST']._serialized_start=621
+  _globals['_ADDDOCUMENTSREQUEST']._serialized_end=699
+  _globals['_DOCUMENT']._serialized_start=701
+  _globals['_DOCUMENT']._serialized_end=790
+  _globals['_ADDDOCUMENTSRESPONSE']._serialized_start=792
+  _globals['_ADDDOCUMENTSRESPONSE']._serialized_end=833
+  _globals['_REMOVEDOCUMENTSREQUEST']._serialized_start=835
+  _globals['_REMOVEDOCUMENTSREQUEST']._serialized_end=890
+  _globals['_REMOVEDOCUMENTSRESPONSE']._serialized_start=892
+  _globals['_REMOVEDOCUMENTSRESPONSE']._serialized_end=934
+  _globals['_EXPORTPASTREQUEST']._serialized_start=936
+  _globals['_EXPORTPASTREQUEST']._serialized_end=971
+  _globals['_EXPORTPASTRESPONSE']._serialized_start=973
+  _globals['_EXPORTPASTRESPONSE']._serialized_end=1077
+  _globals['_PASTOUTPUT']._serialized_start=1079
+  _globals['_PASTOUTPUT']._serialized_end=1121
+  _globals['_FORGETREQUEST']._serialized_start=1123
+  _globals['_FORGETREQUEST']._serialized_end=1171
+  _globals['_FORGETRESPONSE']._serialized_start=1173
+  _globals['_FORGETRESPONSE']._serialized_end=1189
+  _globals['_STATSREQUEST']._serialized_start=1191
+  _globals['_STATSREQUEST']._serialized_end=1205
+  _globals['_STATSRESPONSE']._serialized_start=1208
+  _globals['_STATSRESPONSE']._serialized_end=1343
+  _globals['_RETRIEVAL']._serialized_start=1346
+  _globals['_RETRIEVAL']._serialized_end=2055
 # @@protoc_insertion_point(module_scope)

@@ -246,33 +246,33 @@ class UnloadCorpusResponse(_message.Message):
 Global___UnloadCorpusResponse: _TypeAlias = UnloadCorpusResponse  # noqa: Y015
 
 @_typing.final
-class AddReferencesRequest(_message.Message):
+class AddDocumentsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TENANT_FIELD_NUMBER: _builtins.int
-    REFERENCE_FIELD_NUMBER: _builtins.int
+    DOCUMENT_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """The tenant; read from the first message only."""
     @_builtins.property
-    def reference(self) -> Global___Reference:
+    def document(self) -> Global___Document:
         """A document."""
 
     def __init__(
         self,
         *,
         tenant: _builtins.str = ...,
-        reference: Global___Reference | None = ...,
+        document: Global___Document | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["reference", b"reference"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["document", b"document"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reference", b"reference", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AddReferencesRequest: _TypeAlias = AddReferencesRequest  # noqa: Y015
+Global___AddDocumentsRequest: _TypeAlias = AddDocumentsRequest  # noqa: Y015
 
 @_typing.final
-class Reference(_message.Message):
+class Document(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
@@ -301,10 +301,10 @@ class Reference(_message.Message):
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
-Global___Reference: _TypeAlias = Reference  # noqa: Y015
+Global___Document: _TypeAlias = Document  # noqa: Y015
 
 @_typing.final
-class AddReferencesResponse(_message.Message):
+class AddDocumentsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DOCUMENTS_FIELD_NUMBER: _builtins.int
@@ -321,10 +321,10 @@ class AddReferencesResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AddReferencesResponse: _TypeAlias = AddReferencesResponse  # noqa: Y015
+Global___AddDocumentsResponse: _TypeAlias = AddDocumentsResponse  # noqa: Y015
 
 @_typing.final
-class RemoveReferencesRequest(_message.Message):
+class RemoveDocumentsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TENANT_FIELD_NUMBER: _builtins.int
@@ -347,10 +347,10 @@ class RemoveReferencesRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___RemoveReferencesRequest: _TypeAlias = RemoveReferencesRequest  # noqa: Y015
+Global___RemoveDocumentsRequest: _TypeAlias = RemoveDocumentsRequest  # noqa: Y015
 
 @_typing.final
-class RemoveReferencesResponse(_message.Message):
+class RemoveDocumentsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REMOVED_FIELD_NUMBER: _builtins.int
@@ -367,7 +367,7 @@ class RemoveReferencesResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___RemoveReferencesResponse: _TypeAlias = RemoveReferencesResponse  # noqa: Y015
+Global___RemoveDocumentsResponse: _TypeAlias = RemoveDocumentsResponse  # noqa: Y015
 
 @_typing.final
 class ExportPastRequest(_message.Message):
@@ -507,7 +507,7 @@ class StatsResponse(_message.Message):
     CORPUS_TOKENS_FIELD_NUMBER: _builtins.int
     MAPPED_BYTES_FIELD_NUMBER: _builtins.int
     PAST_TOKENS_FIELD_NUMBER: _builtins.int
-    REFERENCES_FIELD_NUMBER: _builtins.int
+    DOCUMENTS_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
     corpora: _builtins.int
     """Number of loaded corpora."""
@@ -517,8 +517,8 @@ class StatsResponse(_message.Message):
     """Number of mapped bytes of the loaded corpora."""
     past_tokens: _builtins.int
     """Number of tokens of past output held."""
-    references: _builtins.int
-    """Number of documents among the references."""
+    documents: _builtins.int
+    """Number of tenants' documents held."""
     sessions: _builtins.int
     """Number of sessions followed."""
     def __init__(
@@ -528,12 +528,12 @@ class StatsResponse(_message.Message):
         corpus_tokens: _builtins.int = ...,
         mapped_bytes: _builtins.int = ...,
         past_tokens: _builtins.int = ...,
-        references: _builtins.int = ...,
+        documents: _builtins.int = ...,
         sessions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["corpora", b"corpora", "corpus_tokens", b"corpus_tokens", "mapped_bytes", b"mapped_bytes", "past_tokens", b"past_tokens", "references", b"references", "sessions", b"sessions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["corpora", b"corpora", "corpus_tokens", b"corpus_tokens", "documents", b"documents", "mapped_bytes", b"mapped_bytes", "past_tokens", b"past_tokens", "sessions", b"sessions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -55,15 +55,15 @@ class RetrievalStub(object):
                 request_serializer=outrider_dot_v1_dot_retrieval__pb2.UnloadCorpusRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_retrieval__pb2.UnloadCorpusResponse.FromString,
                 _registered_method=True)
-        self.AddReferences = channel.stream_unary(
-                '/outrider.v1.Retrieval/AddReferences',
-                request_serializer=outrider_dot_v1_dot_retrieval__pb2.AddReferencesRequest.SerializeToString,
-                response_deserializer=outrider_dot_v1_dot_retrieval__pb2.AddReferencesResponse.FromString,
+        self.AddDocuments = channel.stream_unary(
+                '/outrider.v1.Retrieval/AddDocuments',
+                request_serializer=outrider_dot_v1_dot_retrieval__pb2.AddDocumentsRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_retrieval__pb2.AddDocumentsResponse.FromString,
                 _registered_method=True)
-        self.RemoveReferences = channel.unary_unary(
-                '/outrider.v1.Retrieval/RemoveReferences',
-                request_serializer=outrider_dot_v1_dot_retrieval__pb2.RemoveReferencesRequest.SerializeToString,
-                response_deserializer=outrider_dot_v1_dot_retrieval__pb2.RemoveReferencesResponse.FromString,
+        self.RemoveDocuments = channel.unary_unary(
+                '/outrider.v1.Retrieval/RemoveDocuments',
+                request_serializer=outrider_dot_v1_dot_retrieval__pb2.RemoveDocumentsRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_retrieval__pb2.RemoveDocumentsResponse.FromString,
                 _registered_method=True)
         self.ExportPast = channel.unary_stream(
                 '/outrider.v1.Retrieval/ExportPast',
@@ -118,16 +118,16 @@ class RetrievalServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def AddReferences(self, request_iterator, context):
-        """Adds documents to the tenant's references, or replaces documents of the same name. The stream's first
-        message names the tenant.
+    def AddDocuments(self, request_iterator, context):
+        """Adds documents that the tenant's answers may copy from, or replaces documents of the same name. The
+        stream's first message names the tenant.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def RemoveReferences(self, request, context):
-        """Removes documents from the tenant's references. Idempotent.
+    def RemoveDocuments(self, request, context):
+        """Removes documents of the tenant. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -142,7 +142,7 @@ class RetrievalServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Forget(self, request, context):
-        """Removes a session's past output, or all past output and references of a tenant, for good: from memory and
+        """Removes a session's past output, or all past output and documents of a tenant, for good: from memory and
         disk, before the answer. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -179,15 +179,15 @@ def add_RetrievalServicer_to_server(servicer, server):
                     request_deserializer=outrider_dot_v1_dot_retrieval__pb2.UnloadCorpusRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_retrieval__pb2.UnloadCorpusResponse.SerializeToString,
             ),
-            'AddReferences': grpc.stream_unary_rpc_method_handler(
-                    servicer.AddReferences,
-                    request_deserializer=outrider_dot_v1_dot_retrieval__pb2.AddReferencesRequest.FromString,
-                    response_serializer=outrider_dot_v1_dot_retrieval__pb2.AddReferencesResponse.SerializeToString,
+            'AddDocuments': grpc.stream_unary_rpc_method_handler(
+                    servicer.AddDocuments,
+                    request_deserializer=outrider_dot_v1_dot_retrieval__pb2.AddDocumentsRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_retrieval__pb2.AddDocumentsResponse.SerializeToString,
             ),
-            'RemoveReferences': grpc.unary_unary_rpc_method_handler(
-                    servicer.RemoveReferences,
-                    request_deserializer=outrider_dot_v1_dot_retrieval__pb2.RemoveReferencesRequest.FromString,
-                    response_serializer=outrider_dot_v1_dot_retrieval__pb2.RemoveReferencesResponse.SerializeToString,
+            'RemoveDocuments': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveDocuments,
+                    request_deserializer=outrider_dot_v1_dot_retrieval__pb2.RemoveDocumentsRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_retrieval__pb2.RemoveDocumentsResponse.SerializeToString,
             ),
             'ExportPast': grpc.unary_stream_rpc_method_handler(
                     servicer.ExportPast,
@@ -325,7 +325,7 @@ class Retrieval(object):
             _registered_method=True)
 
     @staticmethod
-    def AddReferences(request_iterator,
+    def AddDocuments(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -338,9 +338,9 @@ class Retrieval(object):
         return grpc.experimental.stream_unary(
             request_iterator,
             target,
-            '/outrider.v1.Retrieval/AddReferences',
-            outrider_dot_v1_dot_retrieval__pb2.AddReferencesRequest.SerializeToString,
-            outrider_dot_v1_dot_retrieval__pb2.AddReferencesResponse.FromString,
+            '/outrider.v1.Retrieval/AddDocuments',
+            outrider_dot_v1_dot_retrieval__pb2.AddDocumentsRequest.SerializeToString,
+            outrider_dot_v1_dot_retrieval__pb2.AddDocumentsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -352,7 +352,7 @@ class Retrieval(object):
             _registered_method=True)
 
     @staticmethod
-    def RemoveReferences(request,
+    def RemoveDocuments(request,
             target,
             options=(),
             channel_credentials=None,
@@ -365,9 +365,9 @@ class Retrieval(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/outrider.v1.Retrieval/RemoveReferences',
-            outrider_dot_v1_dot_retrieval__pb2.RemoveReferencesRequest.SerializeToString,
-            outrider_dot_v1_dot_retrieval__pb2.RemoveReferencesResponse.FromString,
+            '/outrider.v1.Retrieval/RemoveDocuments',
+            outrider_dot_v1_dot_retrieval__pb2.RemoveDocumentsRequest.SerializeToString,
+            outrider_dot_v1_dot_retrieval__pb2.RemoveDocumentsResponse.FromString,
             options,
             channel_credentials,
             insecure,

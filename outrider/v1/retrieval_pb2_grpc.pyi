@@ -47,18 +47,18 @@ class RetrievalStub:
     """Stops drafting from a corpus. On request it deletes the corpus's files too, even if the corpus could not be
     loaded. NOT_FOUND if there is none.
     """
-    AddReferences: _grpc.StreamUnaryMultiCallable[_retrieval_pb2.AddReferencesRequest, _retrieval_pb2.AddReferencesResponse]
-    """Adds documents to the tenant's references, or replaces documents of the same name. The stream's first
-    message names the tenant.
+    AddDocuments: _grpc.StreamUnaryMultiCallable[_retrieval_pb2.AddDocumentsRequest, _retrieval_pb2.AddDocumentsResponse]
+    """Adds documents that the tenant's answers may copy from, or replaces documents of the same name. The
+    stream's first message names the tenant.
     """
-    RemoveReferences: _grpc.UnaryUnaryMultiCallable[_retrieval_pb2.RemoveReferencesRequest, _retrieval_pb2.RemoveReferencesResponse]
-    """Removes documents from the tenant's references. Idempotent."""
+    RemoveDocuments: _grpc.UnaryUnaryMultiCallable[_retrieval_pb2.RemoveDocumentsRequest, _retrieval_pb2.RemoveDocumentsResponse]
+    """Removes documents of the tenant. Idempotent."""
     ExportPast: _grpc.UnaryStreamMultiCallable[_retrieval_pb2.ExportPastRequest, _retrieval_pb2.ExportPastResponse]
     """Returns a tenant's past outputs, oldest first, as training text for a head. The worker keeps only outputs of
     requests that allowed learning. The stream's first message has no output.
     """
     Forget: _grpc.UnaryUnaryMultiCallable[_retrieval_pb2.ForgetRequest, _retrieval_pb2.ForgetResponse]
-    """Removes a session's past output, or all past output and references of a tenant, for good: from memory and
+    """Removes a session's past output, or all past output and documents of a tenant, for good: from memory and
     disk, before the answer. Idempotent.
     """
     Stats: _grpc.UnaryUnaryMultiCallable[_retrieval_pb2.StatsRequest, _retrieval_pb2.StatsResponse]
@@ -83,18 +83,18 @@ class RetrievalAsyncStub(RetrievalStub):
     """Stops drafting from a corpus. On request it deletes the corpus's files too, even if the corpus could not be
     loaded. NOT_FOUND if there is none.
     """
-    AddReferences: _aio.StreamUnaryMultiCallable[_retrieval_pb2.AddReferencesRequest, _retrieval_pb2.AddReferencesResponse]  # type: ignore[assignment]
-    """Adds documents to the tenant's references, or replaces documents of the same name. The stream's first
-    message names the tenant.
+    AddDocuments: _aio.StreamUnaryMultiCallable[_retrieval_pb2.AddDocumentsRequest, _retrieval_pb2.AddDocumentsResponse]  # type: ignore[assignment]
+    """Adds documents that the tenant's answers may copy from, or replaces documents of the same name. The
+    stream's first message names the tenant.
     """
-    RemoveReferences: _aio.UnaryUnaryMultiCallable[_retrieval_pb2.RemoveReferencesRequest, _retrieval_pb2.RemoveReferencesResponse]  # type: ignore[assignment]
-    """Removes documents from the tenant's references. Idempotent."""
+    RemoveDocuments: _aio.UnaryUnaryMultiCallable[_retrieval_pb2.RemoveDocumentsRequest, _retrieval_pb2.RemoveDocumentsResponse]  # type: ignore[assignment]
+    """Removes documents of the tenant. Idempotent."""
     ExportPast: _aio.UnaryStreamMultiCallable[_retrieval_pb2.ExportPastRequest, _retrieval_pb2.ExportPastResponse]  # type: ignore[assignment]
     """Returns a tenant's past outputs, oldest first, as training text for a head. The worker keeps only outputs of
     requests that allowed learning. The stream's first message has no output.
     """
     Forget: _aio.UnaryUnaryMultiCallable[_retrieval_pb2.ForgetRequest, _retrieval_pb2.ForgetResponse]  # type: ignore[assignment]
-    """Removes a session's past output, or all past output and references of a tenant, for good: from memory and
+    """Removes a session's past output, or all past output and documents of a tenant, for good: from memory and
     disk, before the answer. Idempotent.
     """
     Stats: _aio.UnaryUnaryMultiCallable[_retrieval_pb2.StatsRequest, _retrieval_pb2.StatsResponse]  # type: ignore[assignment]
@@ -142,22 +142,22 @@ class RetrievalServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
-    def AddReferences(
+    def AddDocuments(
         self,
-        request_iterator: _MaybeAsyncIterator[_retrieval_pb2.AddReferencesRequest],
+        request_iterator: _MaybeAsyncIterator[_retrieval_pb2.AddDocumentsRequest],
         context: _ServicerContext,
-    ) -> _typing.Union[_retrieval_pb2.AddReferencesResponse, _abc.Awaitable[_retrieval_pb2.AddReferencesResponse]]:
-        """Adds documents to the tenant's references, or replaces documents of the same name. The stream's first
-        message names the tenant.
+    ) -> _typing.Union[_retrieval_pb2.AddDocumentsResponse, _abc.Awaitable[_retrieval_pb2.AddDocumentsResponse]]:
+        """Adds documents that the tenant's answers may copy from, or replaces documents of the same name. The
+        stream's first message names the tenant.
         """
 
     @_abc_1.abstractmethod
-    def RemoveReferences(
+    def RemoveDocuments(
         self,
-        request: _retrieval_pb2.RemoveReferencesRequest,
+        request: _retrieval_pb2.RemoveDocumentsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_retrieval_pb2.RemoveReferencesResponse, _abc.Awaitable[_retrieval_pb2.RemoveReferencesResponse]]:
-        """Removes documents from the tenant's references. Idempotent."""
+    ) -> _typing.Union[_retrieval_pb2.RemoveDocumentsResponse, _abc.Awaitable[_retrieval_pb2.RemoveDocumentsResponse]]:
+        """Removes documents of the tenant. Idempotent."""
 
     @_abc_1.abstractmethod
     def ExportPast(
@@ -175,7 +175,7 @@ class RetrievalServicer(metaclass=_abc_1.ABCMeta):
         request: _retrieval_pb2.ForgetRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_retrieval_pb2.ForgetResponse, _abc.Awaitable[_retrieval_pb2.ForgetResponse]]:
-        """Removes a session's past output, or all past output and references of a tenant, for good: from memory and
+        """Removes a session's past output, or all past output and documents of a tenant, for good: from memory and
         disk, before the answer. Idempotent.
         """
 

@@ -1,1 +1,1 @@
-"""Dense references: documents found by what they are about, and copied from."""
+"""Documents of a tenant that are found by what they are about, and copied from."""

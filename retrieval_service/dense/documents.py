@@ -1,4 +1,4 @@
-"""Reference documents of all tenants: added, removed and kept on disk while sessions copy from them."""
+"""Documents of all tenants: added, removed and kept on disk while sessions copy from them."""
 
 import threading
 from collections.abc import Sequence, Sized
@@ -8,7 +8,7 @@ from pathlib import Path
 from retrieval_service.dense.embeddings import Embedder
 from retrieval_service.dense.errors import NoLibrary
 from retrieval_service.dense.library import DocumentLibrary
-from retrieval_service.dense.references import References
+from retrieval_service.dense.near_documents import NearDocuments
 from speculative.errors import Overloaded
 
 RETRY_AFTER_S = 60.0
@@ -34,7 +34,7 @@ class Documents:
         folder: where documents are kept; None: in memory alone.
 
     Attributes:
-        references: the sessions that copy from these documents.
+        near: the sessions that copy from these documents.
 
     Raises:
         DenseError: what the folder holds cannot be used.
@@ -51,7 +51,7 @@ class Documents:
                 self._library = DocumentLibrary.load(folder, embedder, tokenizer_digest)
             except NoLibrary:
                 self._library.save(folder)
-        self.references = References(self._library)
+        self.near = NearDocuments(self._library)
         self._changing = threading.Lock()
         self._held = {name: self._count(name) for name in self._library.kinds()}
 
@@ -105,7 +105,7 @@ class Documents:
         ):
             if tokens > most:
                 raise Overloaded(
-                    f"references {whose} would have {tokens} ids; {most} are taken on: remove some",
+                    f"documents {whose} would have {tokens} ids; {most} are taken on: remove some",
                     RETRY_AFTER_S,
                 )
 

@@ -17,7 +17,8 @@ from retrieval_service.corpus.disk import Disk, make_folder
 from retrieval_service.dense.embeddings import Embedder, Vectors
 from retrieval_service.dense.errors import LibraryMismatch
 from retrieval_service.dense.index import Sizes
-from retrieval_service.dense.scope_index import Document, FoundDocument, Ids, ScopeIndex, Snapshot
+from retrieval_service.dense.matching import Ids
+from retrieval_service.dense.scope_index import Document, FoundDocument, ScopeIndex, Snapshot
 from retrieval_service.dense.storage import (
     Before,
     Maker,

@@ -1,4 +1,4 @@
-"""Match, then copy (LLMA, Yang et al., arXiv 2304.04487): the longest suffix found in the references.
+"""Match, then copy (LLMA, Yang et al., arXiv 2304.04487): the longest suffix found in some documents.
 
 The texts stand one after another, and every id's places and every pair's places are sorted once. A lookup
 begins with the places of the session's last pair and keeps those that also match one id further back, until
@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval_service.dense.scope_index import Ids
 from retrieval_service.trie import CountedTrie, counted
+
+Ids = NDArray[np.int32]
 
 BETWEEN = -1
 """Stands between two texts: no id equals it, so no match or copy crosses it."""
@@ -27,7 +28,7 @@ _FEW = 4
 _MANY = 1024
 
 
-class ReferenceText:
+class DocumentText:
     """Texts, the most relevant first, indexed for matching. Immutable; safe from several threads."""
 
     __slots__ = ("_by_id", "_by_pair", "_ids", "_pairs", "ids")

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from retrieval_service.dense.embeddings import Vectors
 from retrieval_service.dense.index import Sizes, VectorIndex
+from retrieval_service.dense.matching import Ids
 
-Ids = NDArray[np.int32]
 Halves = NDArray[np.float16]
 T = TypeVar("T")
 

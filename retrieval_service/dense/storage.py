@@ -19,7 +19,8 @@ import numpy as np
 from retrieval_service.corpus.disk import Disk
 from retrieval_service.dense.errors import LibraryDamaged, LibraryMismatch, NoLibrary
 from retrieval_service.dense.index import VectorIndex
-from retrieval_service.dense.scope_index import Document, Ids, IndexedDocument, Snapshot
+from retrieval_service.dense.matching import Ids
+from retrieval_service.dense.scope_index import Document, IndexedDocument, Snapshot
 
 VERSION = 2
 MANIFEST = "manifest"

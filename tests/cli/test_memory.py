@@ -1,4 +1,4 @@
-"""`outrider memory` with a running worker: corpora, references and past output."""
+"""`outrider memory` with a running worker: corpora, documents and past output."""
 
 import io
 import json
@@ -72,9 +72,9 @@ def test_files_become_references_by_their_paths_and_are_dropped(run: Run, texts:
         "removed": 1
     }
     assert run("drop", "--all", "--tenant", "other", "--json").said == {"removed": 0}
-    assert run("stats", "--json").said["references"] == 2
+    assert run("stats", "--json").said["documents"] == 2
     assert run("forget", "--all", "--tenant", "acme").out == "tenant 'acme': forgotten\n"
-    assert run("stats", "--json").said["references"] == 0
+    assert run("stats", "--json").said["documents"] == 0
 
 
 def test_a_session_is_forgotten(run: Run) -> None:

@@ -274,36 +274,36 @@ def test_saved_documents_are_refused_by_another_model_of_the_same_name(
     documents = Documents(EmbeddingsServer(server.url, tokens), "digest", tmp_path, LIMITS)
     documents.add("acme", [("one", [0, 1, 2])])
     documents.save()
-    documents.references.close()
-    Documents(EmbeddingsServer(server.url, tokens), "digest", tmp_path, LIMITS).references.close()
+    documents.near.close()
+    Documents(EmbeddingsServer(server.url, tokens), "digest", tmp_path, LIMITS).near.close()
     server.answer = says(lambda whole: [one["embedding"].reverse() for one in whole["data"]])
     with pytest.raises(LibraryMismatch, match="gives other vectors than those saved"):
         Documents(EmbeddingsServer(server.url, tokens), "digest", tmp_path, LIMITS)
 
 
-def test_sessions_go_on_while_the_server_is_away_and_find_references_afterwards(
+def test_sessions_go_on_while_the_server_is_away_and_find_documents_afterwards(
     server: LyingServer, tokens: TokenTable, caplog: pytest.LogCaptureFixture
 ) -> None:
     documents = Documents(EmbeddingsServer(server.url, tokens), "digest", None, LIMITS)
-    references = documents.references
+    near = documents.near
     try:
         documents.add("acme", [("one", [0, 1, 2, 0, 1, 2])])
         server.answer = sends(b"", 503)
         with caplog.at_level(logging.WARNING):
-            memories = [references.follow(name, "acme", [0, 1]) for name in ("first", "second")]
-            assert references.is_idle(60)
+            memories = [near.follow(name, "acme", [0, 1]) for name in ("first", "second")]
+            assert near.is_idle(60)
         assert all(memory.lookup([0, 1], node_limit=4, depth=2) is None for memory in memories)
-        assert caplog.text.count("searches for references fail") == 1
+        assert caplog.text.count("searches for documents fail") == 1
         server.answer = says(lambda whole: None)
-        references.progress("first", [0, 1] * 64)
-        assert references.is_idle(60)
+        near.progress("first", [0, 1] * 64)
+        assert near.is_idle(60)
         assert memories[0].documents == ("one",)
-        assert (references.counts.done, references.counts.failed) == (1, 2)
+        assert (near.counts.done, near.counts.failed) == (1, 2)
     finally:
-        references.close()
+        near.close()
 
 
-def test_a_worker_starts_without_references_while_the_server_is_away(
+def test_a_worker_starts_without_documents_while_the_server_is_away(
     server: LyingServer, tokenizer: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = RetrievalSettings(
@@ -314,7 +314,7 @@ def test_a_worker_starts_without_references_while_the_server_is_away(
     loaded.close()
     assert loaded.documents is None
     assert "answered 503" in loaded.no_documents
-    assert "the worker has no reference documents" in caplog.text
+    assert "the worker has no documents" in caplog.text
     server.answer = sends(b"<html>", kind="text/html")
     with pytest.raises(EmbeddingsUnfit, match="not JSON"):
         load(settings)

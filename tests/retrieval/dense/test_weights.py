@@ -159,11 +159,11 @@ def test_a_wide_table_is_projected_and_keeps_who_is_near(tmp_path: Path) -> None
     assert all(int(np.argsort(-(first @ first[n]))[1]) in (n - 1, n + 1) for n in range(1, 99))
 
 
-def test_a_worker_goes_on_without_references_beside_a_target_whose_table_is_unknown(
+def test_a_worker_goes_on_without_documents_beside_a_target_whose_table_is_unknown(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_file({"mixer.table": np.ones((4, 4), dtype=np.float32)}, tmp_path / "model.safetensors")
     loaded = load(RetrievalSettings(embeddings=str(tmp_path)))
     assert loaded.documents is None
-    assert "the worker has no reference documents" in caplog.text
+    assert "the worker has no documents" in caplog.text
     assert "no tensor's name ends with one of embed_tokens.weight" in caplog.text

@@ -135,10 +135,10 @@ async def test_a_full_disk_is_no_bug_and_leaves_no_dead_shards(tiny_llama: Path,
         error = await refused(live.build("lines", *[LINE * 20] * 40))
         assert (error.code(), "room" in (error.details() or "")) == (Code.RESOURCE_EXHAUSTED, True)
         large = [
-            retrieval_pb2.AddReferencesRequest(reference=retrieval_pb2.Reference(name=f"{n}", text=LINE * 99))
+            retrieval_pb2.AddDocumentsRequest(document=retrieval_pb2.Document(name=f"{n}", text=LINE * 99))
             for n in range(9)
         ]
-        error = await refused(live.retrieval.AddReferences(iter(large), timeout=100))
+        error = await refused(live.retrieval.AddDocuments(iter(large), timeout=100))
         assert (error.code(), "not yet on the disk" in (error.details() or "")) == (
             Code.RESOURCE_EXHAUSTED,
             True,
@@ -146,7 +146,7 @@ async def test_a_full_disk_is_no_bug_and_leaves_no_dead_shards(tiny_llama: Path,
         limit_files(live.pid, resource.RLIM_INFINITY)
         assert (await live.stats()).corpus_tokens == made.tokens
         assert not list((tmp_path / "corpora").glob(f"{INCOMING}*"))
-        assert (await live.retrieval.AddReferences(iter(large), timeout=100)).documents == 9
+        assert (await live.retrieval.AddDocuments(iter(large), timeout=100)).documents == 9
         assert (await live.build("lines", LINE, LINE)).documents == 2
 
 
@@ -154,20 +154,20 @@ def limit_files(pid: int, size: int) -> None:
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
-async def test_references_beyond_the_room_are_refused_and_others_stay(
+async def test_documents_beyond_the_room_are_refused_and_others_stay(
     tiny_llama: Path, tmp_path: Path
 ) -> None:
-    flags = ("--embeddings", str(tiny_llama), "--reference-tokens-of-tenant", "2000")
+    flags = ("--embeddings", str(tiny_llama), "--document-tokens-of-tenant", "2000")
     async with apart(tiny_llama, *flags) as live:
 
         async def add(name: str, count: int, tenant: str = "a") -> Any:
             ids = retrieval_pb2.DocumentIds(ids=[5, 6, 7, 8] * (count // 4))
-            reference = retrieval_pb2.Reference(name=name, ids=ids)
-            message = retrieval_pb2.AddReferencesRequest(tenant=tenant, reference=reference)
-            return await live.retrieval.AddReferences(iter([message]), timeout=100)
+            document = retrieval_pb2.Document(name=name, ids=ids)
+            message = retrieval_pb2.AddDocumentsRequest(tenant=tenant, document=document)
+            return await live.retrieval.AddDocuments(iter([message]), timeout=100)
 
-        bare = retrieval_pb2.AddReferencesRequest(reference=retrieval_pb2.Reference(name="bare"))
-        error = await refused(live.retrieval.AddReferences(iter([bare]), timeout=100))
+        bare = retrieval_pb2.AddDocumentsRequest(document=retrieval_pb2.Document(name="bare"))
+        error = await refused(live.retrieval.AddDocuments(iter([bare]), timeout=100))
         assert (error.code(), "'bare' has neither" in (error.details() or "")) == (
             Code.INVALID_ARGUMENT,
             True,

@@ -35,12 +35,12 @@ async def refused_amid(build: Callable[[], Any]) -> grpc.aio.AioRpcError:
     raise AssertionError("every refusal met a write")
 
 
-async def references(count: int, tokens: int) -> AsyncIterator[retrieval_pb2.AddReferencesRequest]:
+async def documents(count: int, tokens: int) -> AsyncIterator[retrieval_pb2.AddDocumentsRequest]:
     """The same document again and again: it never takes more memory."""
     for _ in range(count):
         ids = retrieval_pb2.DocumentIds(ids=[5] * tokens)
-        yield retrieval_pb2.AddReferencesRequest(
-            tenant="a", reference=retrieval_pb2.Reference(name="same", ids=ids)
+        yield retrieval_pb2.AddDocumentsRequest(
+            tenant="a", document=retrieval_pb2.Document(name="same", ids=ids)
         )
 
 
@@ -145,13 +145,13 @@ async def test_a_stream_that_says_nothing_more_is_given_up(
         assert (await live.build("x", LINE)).documents == 1
 
 
-async def test_one_call_brings_no_more_references_than_a_tenant_may_have(tiny_llama: Path) -> None:
-    flags = ("--embeddings", str(tiny_llama), "--reference-tokens-of-tenant", "2000")
+async def test_one_call_brings_no_more_documents_than_a_tenant_may_have(tiny_llama: Path) -> None:
+    flags = ("--embeddings", str(tiny_llama), "--document-tokens-of-tenant", "2000")
     async with apart(tiny_llama, *flags) as live:
-        error = await refused(live.retrieval.AddReferences(references(1000, 100), timeout=100))
+        error = await refused(live.retrieval.AddDocuments(documents(1000, 100), timeout=100))
         assert error.code() is Code.RESOURCE_EXHAUSTED
         assert "one call brings more than 2000 tokens" in str(error.details())
-        error = await refused(live.retrieval.AddReferences(references(1000, 1), timeout=100))
+        error = await refused(live.retrieval.AddDocuments(documents(1000, 1), timeout=100))
         assert "one call brings more than 2000 tokens" in str(error.details()), "a short one counts, too"
-        added = await live.retrieval.AddReferences(references(5, 100), timeout=100)
+        added = await live.retrieval.AddDocuments(documents(5, 100), timeout=100)
         assert added.documents == 1

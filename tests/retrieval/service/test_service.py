@@ -29,7 +29,7 @@ async def until_drafts(attached: Attached, source: str, ids: Iterable[int]) -> l
 async def test_it_says_under_which_names_it_drafts(tiny_llama: Path) -> None:
     async with serving(tiny_llama) as live:
         said = await live.source.Describe(draft_source_pb2.SourceDescribeRequest())
-        assert list(said.names) == ["corpus", "past"], "there is nothing to find references with"
+        assert list(said.names) == ["corpus", "past"], "there is nothing to find documents with"
         assert said.tokenizer_digest == live.tokens.digest
 
 
@@ -108,15 +108,15 @@ async def test_past_output_lasts_and_is_forgotten_for_good(tiny_llama: Path, tmp
         assert (await live.stats()).past_tokens == 0
 
 
-async def test_references_are_found_copied_from_and_removed(tiny_llama: Path, tmp_path: Path) -> None:
+async def test_documents_are_found_copied_from_and_removed(tiny_llama: Path, tmp_path: Path) -> None:
     flags = ("--folder", str(tmp_path), "--embeddings", str(tiny_llama))
     async with apart(tiny_llama, *flags) as live, live.attached() as attached:
         said = await live.source.Describe(draft_source_pb2.SourceDescribeRequest())
         assert list(said.names) == ["corpus", "past", "dense"]
         messages = [
-            retrieval_pb2.AddReferencesRequest(reference=retrieval_pb2.Reference(name="lines", text=LINE * 3))
+            retrieval_pb2.AddDocumentsRequest(document=retrieval_pb2.Document(name="lines", text=LINE * 3))
         ]
-        added = await live.retrieval.AddReferences(iter(messages), timeout=100)
+        added = await live.retrieval.AddDocuments(iter(messages), timeout=100)
         assert added.documents == 1
         ids = live.tokens.encode(LINE * 3)
         await attached.follow(ids[:30])
@@ -128,7 +128,7 @@ async def test_references_are_found_copied_from_and_removed(tiny_llama: Path, tm
         assert set((await reading)["dense"]) <= set(ids[30:])
         await attached.follow(ids[:30], alias=250, tenant="other")
         await live.retrieval.Forget(retrieval_pb2.ForgetRequest(tenant=""), timeout=100)
-        assert (await live.stats()).references == 0
+        assert (await live.stats()).documents == 0
         await attached.follow(ids[:30], alias=251)
         await attached.commit(*ids[30:33], alias=251)
         found = []  # drafts of before may still come, for the sessions of before
@@ -263,10 +263,10 @@ async def test_its_metrics_say_what_it_holds_and_how_long_lookups_take(
         assert "outrider_retrieval_mapped_bytes 0.0" not in shown
 
 
-async def test_without_embeddings_there_are_no_references(tiny_llama: Path) -> None:
+async def test_without_embeddings_there_are_no_documents(tiny_llama: Path) -> None:
     async with serving(tiny_llama) as live:
-        messages = [retrieval_pb2.AddReferencesRequest(reference=retrieval_pb2.Reference(name="a", text="b"))]
-        error = await refused(live.retrieval.AddReferences(iter(messages), timeout=100))
+        messages = [retrieval_pb2.AddDocumentsRequest(document=retrieval_pb2.Document(name="a", text="b"))]
+        error = await refused(live.retrieval.AddDocuments(iter(messages), timeout=100))
         assert (error.code(), "--embeddings" in (error.details() or "")) == (Code.FAILED_PRECONDITION, True)
 
 

@@ -23,8 +23,8 @@ class Clock:
         return self.now
 
 
-class References:
-    """A ReferenceMemory with the same text for every session."""
+class NearDocuments:
+    """A NearMemory with the same text for every session."""
 
     count = 1
 
@@ -46,14 +46,14 @@ class References:
 class Driven:
     """A worker without a thread, which a test steps."""
 
-    def __init__(self, past: Any, references: Any = None, most: int = 100) -> None:
+    def __init__(self, past: Any, documents: Any = None, most: int = 100) -> None:
         self.sent: list[dict[int, Outgoing]] = []
         self.seconds: list[str] = []
         self.clock = Clock()
         self.past = past
-        self.references = references
+        self.documents = documents
         self.worker = RetrievalWorker(
-            Catalogue(past, references),
+            Catalogue(past, documents),
             SourceProfile(
                 "retrieval", "retrieval", max_length=1000, max_sessions=most, grace_s=GRACE_S, noun="service"
             ),
@@ -107,7 +107,7 @@ def test_what_one_session_made_is_drafted_for_the_next(driven: Driven, follow: C
 
 
 def test_drafts_bear_the_number_of_the_name_that_the_session_gave(past: Any, text: Any, follow: Any) -> None:
-    driven = Driven(past, References(text([1, 2, 3, 70, 71])))
+    driven = Driven(past, NearDocuments(text([1, 2, 3, 70, 71])))
     assert driven(follow(PROMPT, sources=("dense",))) == [(1, 1, (70, 71))]
     assert driven(follow(PROMPT, sources=("x", "corpus", "dense"), session="b", alias=2)) == [
         (2, 3, (70, 71))
@@ -115,15 +115,31 @@ def test_drafts_bear_the_number_of_the_name_that_the_session_gave(past: Any, tex
     assert set(driven.seconds) == {"corpus", "dense"}
 
 
+def test_a_memory_that_misleads_a_tenant_is_trusted_less_in_its_next_session(
+    past: Any, text: Any, follow: Any
+) -> None:
+    def promised(tenant: str) -> float:
+        driven(follow(PROMPT, alias=9, session="last", tenant=tenant, sources=("dense",)))
+        ((_, fragment),) = driven.sent[-1][0].drafts
+        return float(fragment.survival[0])
+
+    driven = Driven(past, NearDocuments(text([1, 2, 3, 70, 71])))
+    for number in range(30):
+        alias = 100 + number
+        driven(follow(PROMPT, alias=alias, session=f"{number}", tenant="a", sources=("dense",)))
+        driven(progress([*PROMPT, 80], 1, alias=alias), SessionEnded(0, alias))
+    assert promised("a") < promised("b") / 3, "what a tenant's sessions learn is its own"
+
+
 def test_a_session_is_looked_up_once_for_all_that_has_arrived(past: Any, text: Any, follow: Any) -> None:
-    driven = Driven(past, References(text([1, 2, 3, 70, 71, 72, 73])))
+    driven = Driven(past, NearDocuments(text([1, 2, 3, 70, 71, 72, 73])))
     ids = [*PROMPT, 70, 71]
     sent = driven(follow(PROMPT, sources=("dense",)), progress(ids[:4], 1), progress(ids, 1))
     assert sent == [(1, 1, (72, 73))]
     assert driven.seconds == ["dense"]
-    assert list(driven.references.lengths.values()) == [5]
+    assert list(driven.documents.lengths.values()) == [5]
     driven(SessionEnded(0, 1))
-    assert not driven.references.lengths
+    assert not driven.documents.lengths
 
 
 def test_sessions_that_do_not_learn_leave_nothing(driven: Driven, follow: Any) -> None:

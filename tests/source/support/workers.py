@@ -28,7 +28,7 @@ MAX_LENGTH = 40
 
 
 class Repeating:
-    """A memory of references that says of any ids what follows an id in PROMPT; a ReferenceMemory too."""
+    """A memory of documents that says of any ids what follows an id in PROMPT; a NearMemory too."""
 
     count = 1
 

@@ -1,4 +1,4 @@
-"""A session's references: found beside the rounds, copied from in them, gone with their documents."""
+"""A session's near documents: found beside the rounds, copied from in them, gone once they are removed."""
 
 import threading
 import time
@@ -12,7 +12,7 @@ import pytest
 from retrieval_service.dense.embeddings import TableEmbedder, Vectors
 from retrieval_service.dense.errors import EmbeddingsFailed
 from retrieval_service.dense.library import PUBLIC, Chunking, DocumentLibrary
-from retrieval_service.dense.references import ReferenceLimits, References, Searcher, TopicRule
+from retrieval_service.dense.near_documents import NearDocuments, NearLimits, Searcher, TopicRule
 
 RULE = TopicRule(window=8, every=4, threshold=0.7)
 SECONDS = 10
@@ -34,11 +34,11 @@ def library(embedder: TableEmbedder) -> DocumentLibrary:
 
 
 @contextmanager
-def closing(references: References) -> Iterator[References]:
+def closing(documents: NearDocuments) -> Iterator[NearDocuments]:
     try:
-        yield references
+        yield documents
     finally:
-        references.close()
+        documents.close()
 
 
 class Waiting:
@@ -75,9 +75,9 @@ def waiting_library(waiting: Waiting) -> DocumentLibrary:
 
 
 def test_what_a_near_document_says_next_is_drafted(library: DocumentLibrary) -> None:
-    with closing(References(library, rule=RULE)) as references:
-        memory = references.follow("s", "a", topic(3)[:20])
-        assert references.is_idle(SECONDS)
+    with closing(NearDocuments(library, rule=RULE)) as documents:
+        memory = documents.follow("s", "a", topic(3)[:20])
+        assert documents.is_idle(SECONDS)
         assert memory.documents[0] == "3"
         found = memory.lookup(topic(3)[:20], node_limit=16, depth=5)
         assert found is not None
@@ -86,10 +86,10 @@ def test_what_a_near_document_says_next_is_drafted(library: DocumentLibrary) -> 
 
 
 def test_a_session_copies_from_its_own_tenants_documents_alone(library: DocumentLibrary) -> None:
-    limits = ReferenceLimits(documents=50)
-    with closing(References(library, rule=RULE, limits=limits)) as references:
-        memories = {tenant: references.follow(tenant, tenant, topic(11)[:20]) for tenant in ("a", "b", "c")}
-        assert references.is_idle(SECONDS)
+    limits = NearLimits(documents=50)
+    with closing(NearDocuments(library, rule=RULE, limits=limits)) as documents:
+        memories = {tenant: documents.follow(tenant, tenant, topic(11)[:20]) for tenant in ("a", "b", "c")}
+        assert documents.is_idle(SECONDS)
         assert memories["a"].documents[0] == "of a"
         assert "of b" not in memories["a"].documents
         assert memories["b"].documents[0] == "of b"
@@ -97,39 +97,39 @@ def test_a_session_copies_from_its_own_tenants_documents_alone(library: Document
         assert memories["c"].lookup(topic(11)[:20], node_limit=9, depth=9) is None
 
 
-def test_references_change_when_the_topic_does(library: DocumentLibrary) -> None:
-    with closing(References(library, rule=RULE, limits=ReferenceLimits(documents=1))) as references:
-        memory = references.follow("s", "a", topic(3)[:20])
-        assert references.is_idle(SECONDS)
+def test_near_documents_change_when_the_topic_does(library: DocumentLibrary) -> None:
+    with closing(NearDocuments(library, rule=RULE, limits=NearLimits(documents=1))) as documents:
+        memory = documents.follow("s", "a", topic(3)[:20])
+        assert documents.is_idle(SECONDS)
         held = memory.documents
-        references.progress("s", topic(3)[:23])
-        references.progress("s", topic(3)[:24])
-        assert references.is_idle(SECONDS)
+        documents.progress("s", topic(3)[:23])
+        documents.progress("s", topic(3)[:24])
+        assert documents.is_idle(SECONDS)
         assert memory.documents == held == ("3",)
-        references.progress("s", topic(3)[:24] + topic(5)[:12])
-        assert references.is_idle(SECONDS)
+        documents.progress("s", topic(3)[:24] + topic(5)[:12])
+        assert documents.is_idle(SECONDS)
         assert memory.documents == ("5",)
 
 
 def test_a_deleted_document_is_not_copied_from_again(library: DocumentLibrary) -> None:
-    with closing(References(library, rule=RULE, limits=ReferenceLimits(documents=1))) as references:
+    with closing(NearDocuments(library, rule=RULE, limits=NearLimits(documents=1))) as documents:
         ids = topic(3)[:20]
-        memory = references.follow("s", "a", ids)
-        assert references.is_idle(SECONDS)
+        memory = documents.follow("s", "a", ids)
+        assert documents.is_idle(SECONDS)
         assert memory.lookup(ids, node_limit=9, depth=9)
         library.remove(PUBLIC, "3")
         assert memory.lookup(ids, node_limit=9, depth=9) is None
-        references.progress("s", ids)
-        assert references.is_idle(SECONDS)
+        documents.progress("s", ids)
+        assert documents.is_idle(SECONDS)
         assert memory.documents
         assert memory.documents != ("3",)
 
 
 def test_deleting_during_lookups_leaves_them_whole_or_empty(library: DocumentLibrary) -> None:
-    with closing(References(library, rule=RULE, limits=ReferenceLimits(documents=1))) as references:
+    with closing(NearDocuments(library, rule=RULE, limits=NearLimits(documents=1))) as documents:
         ids = topic(3)[:20]
-        memory = references.follow("s", "a", ids)
-        assert references.is_idle(SECONDS)
+        memory = documents.follow("s", "a", ids)
+        assert documents.is_idle(SECONDS)
         answers: list[tuple[int, ...]] = []
         over = threading.Event()
 
@@ -155,33 +155,33 @@ def test_deleting_during_lookups_leaves_them_whole_or_empty(library: DocumentLib
 def test_a_search_under_way_never_holds_up_a_lookup(
     waiting_library: DocumentLibrary, waiting: Waiting
 ) -> None:
-    with closing(References(waiting_library, rule=RULE)) as references:
-        memory = references.follow("s", "a", topic(3)[:20])
+    with closing(NearDocuments(waiting_library, rule=RULE)) as documents:
+        memory = documents.follow("s", "a", topic(3)[:20])
         taken = []
         for length in range(20, 40):
             started = time.perf_counter()
-            references.progress("s", topic(3)[:length])
+            documents.progress("s", topic(3)[:length])
             assert memory.lookup(topic(3)[:length], node_limit=9, depth=9) is None
             taken.append(time.perf_counter() - started)
-        assert not references.is_idle(0.01)
+        assert not documents.is_idle(0.01)
         assert sorted(taken)[len(taken) // 2] < 0.05
         waiting.may_go.set()
-        assert references.is_idle(SECONDS)
+        assert documents.is_idle(SECONDS)
         assert memory.lookup(topic(3)[:20], node_limit=9, depth=9)
 
 
 def test_the_newest_wish_of_a_session_wins(waiting_library: DocumentLibrary, waiting: Waiting) -> None:
-    with closing(References(waiting_library, rule=RULE)) as references:
-        references.follow("first", "a", topic(1)[:8])
+    with closing(NearDocuments(waiting_library, rule=RULE)) as documents:
+        documents.follow("first", "a", topic(1)[:8])
         while not waiting.asked:
             time.sleep(0.001)
-        memory = references.follow("s", "a", topic(2)[:8])
+        memory = documents.follow("s", "a", topic(2)[:8])
         for number in (3, 4, 5):
-            references.progress("s", topic(2)[:8] + topic(number)[: 8 * number])
+            documents.progress("s", topic(2)[:8] + topic(number)[: 8 * number])
         waiting.may_go.set()
-        assert references.is_idle(SECONDS)
+        assert documents.is_idle(SECONDS)
         assert waiting.asked == [topic(1)[:8], topic(5)[32:40]]
-        assert references.counts.replaced == 3
+        assert documents.counts.replaced == 3
         assert memory.documents[0] == "5"
 
 
@@ -211,27 +211,27 @@ def test_a_failed_search_is_counted_and_tried_again(
 ) -> None:
     waiting.may_go.set()
     waiting.failing = True
-    with closing(References(waiting_library, rule=RULE)) as references:
-        memory = references.follow("s", "a", topic(3)[:20])
-        assert references.is_idle(SECONDS)
-        assert references.counts.failed == 1
+    with closing(NearDocuments(waiting_library, rule=RULE)) as documents:
+        memory = documents.follow("s", "a", topic(3)[:20])
+        assert documents.is_idle(SECONDS)
+        assert documents.counts.failed == 1
         assert memory.documents == ()
         waiting.failing = False
-        references.progress("s", topic(3)[:24])
-        assert references.is_idle(SECONDS)
+        documents.progress("s", topic(3)[:24])
+        assert documents.is_idle(SECONDS)
         assert memory.documents[0] == "3"
 
 
 def test_a_session_that_ended_is_not_searched_for(waiting_library: DocumentLibrary, waiting: Waiting) -> None:
-    with closing(References(waiting_library, rule=RULE)) as references:
-        references.follow("first", "a", topic(1)[:8])
+    with closing(NearDocuments(waiting_library, rule=RULE)) as documents:
+        documents.follow("first", "a", topic(1)[:8])
         while not waiting.asked:
             time.sleep(0.001)
-        references.follow("s", "a", topic(2)[:8])
-        references.end("s")
-        references.progress("s", topic(2)[:20])
+        documents.follow("s", "a", topic(2)[:8])
+        documents.end("s")
+        documents.progress("s", topic(2)[:20])
         waiting.may_go.set()
-        assert references.is_idle(SECONDS)
+        assert documents.is_idle(SECONDS)
         assert waiting.asked == [topic(1)[:8]]
 
 
@@ -239,22 +239,22 @@ def test_a_long_document_is_copied_from_around_what_was_found(embedder: TableEmb
     library = DocumentLibrary(embedder, "digest", chunking=Chunking(window=8, stride=4))
     ids = np.random.default_rng(0).integers(0, 200, 5000).tolist()
     library.add("a", [("long", ids)])
-    limits = ReferenceLimits(tokens=400)
-    with closing(References(library, rule=RULE, limits=limits)) as references:
+    limits = NearLimits(tokens=400)
+    with closing(NearDocuments(library, rule=RULE, limits=limits)) as documents:
         for at in (0, 100, 3000, 4980):
-            memory = references.follow(at, "a", ids[at : at + 12])
-            assert references.is_idle(SECONDS)
+            memory = documents.follow(at, "a", ids[at : at + 12])
+            assert documents.is_idle(SECONDS)
             found = memory.lookup(ids[at : at + 12], node_limit=9, depth=5)
             assert found is not None
             assert found.tokens == tuple(ids[at + 12 : at + 17])
             assert found.match_length == 12
 
 
-def test_documents_too_far_away_are_no_references(library: DocumentLibrary) -> None:
-    with closing(References(library, rule=RULE, limits=ReferenceLimits(nearest=0.95))) as references:
-        near = references.follow("near", "c", topic(3)[8:16])
-        far = references.follow("far", "c", topic(15)[:8])
-        assert references.is_idle(SECONDS)
+def test_documents_too_far_away_are_left_out(library: DocumentLibrary) -> None:
+    with closing(NearDocuments(library, rule=RULE, limits=NearLimits(nearest=0.95))) as documents:
+        near = documents.follow("near", "c", topic(3)[8:16])
+        far = documents.follow("far", "c", topic(15)[:8])
+        assert documents.is_idle(SECONDS)
         assert near.documents == ("3",)
         assert far.documents == ()
 

@@ -1,6 +1,6 @@
-"""The references of each session: documents near to what it is about, which its drafts are copied from.
+"""The near documents of each session: those on its topic, which its drafts are copied from.
 
-Looking for them happens in a thread of its own; a lookup uses the references found so far, if any.
+Looking for them happens in a thread of its own; a lookup uses those found so far, if any.
 """
 
 import logging
@@ -14,8 +14,8 @@ import numpy as np
 
 from retrieval_service.dense.embeddings import Vectors
 from retrieval_service.dense.library import DocumentLibrary
-from retrieval_service.dense.matching import ReferenceText
-from retrieval_service.dense.scope_index import Document, FoundDocument, Ids
+from retrieval_service.dense.matching import DocumentText, Ids
+from retrieval_service.dense.scope_index import Document, FoundDocument
 from retrieval_service.trie import CountedTrie
 
 log = logging.getLogger(__name__)
@@ -25,12 +25,12 @@ _SHORTEST_EXCERPT = 32
 
 
 @dataclass(frozen=True, slots=True)
-class ReferenceLimits:
-    """Bounds of one session's references.
+class NearLimits:
+    """Bounds of one session's near documents.
 
     Attributes:
-        documents: most references.
-        tokens: most tokens of all references; a longer document is cut around the chunk that was found.
+        documents: most documents.
+        tokens: most tokens of all documents; a longer document is cut around the chunk that was found.
         nearest: least cosine at which a document is near enough.
         shortest: shortest match that is drafted from, in tokens.
     """
@@ -70,19 +70,19 @@ class TopicRule:
 
 
 RULE = TopicRule()
-LIMITS = ReferenceLimits()
+LIMITS = NearLimits()
 
 
 @dataclass(frozen=True, slots=True)
 class _HeldText:
     documents: tuple[Document, ...]
-    text: ReferenceText
+    text: DocumentText
 
 
-class SessionReferences:
-    """The references of one session, as a Memory that drafts are copied from."""
+class SessionDocuments:
+    """The near documents of one session, as a Memory that drafts are copied from."""
 
-    def __init__(self, tenant: str, library: DocumentLibrary, limits: ReferenceLimits) -> None:
+    def __init__(self, tenant: str, library: DocumentLibrary, limits: NearLimits) -> None:
         self.tenant = tenant
         self._library = library
         self._limits = limits
@@ -93,12 +93,12 @@ class SessionReferences:
 
     @property
     def documents(self) -> tuple[str, ...]:
-        """Names of the session's present references, nearest first."""
+        """Names of the session's present documents, nearest first."""
         held = self._held
         return () if held is None else tuple(document.name for document in held.documents)
 
     def hold(self, held: _HeldText | None) -> None:
-        """Sets the references that lookups copy from; None: there are none."""
+        """Sets the documents that lookups copy from; None: there are none."""
         self._held = held
 
     def lookup(self, ids: Sequence[int], *, node_limit: int, depth: int) -> CountedTrie | None:
@@ -195,25 +195,25 @@ class Searcher:
     def _say_failed(self, why: str) -> None:
         """Logs a failure once until a search succeeds or fails otherwise: a server may be away for hours."""
         if why != self._failing:
-            log.warning("searches for references fail: %s", why)
+            log.warning("searches for documents fail: %s", why)
         self._failing = why
 
 
-class References:
-    """The references of all sessions. Safe from any thread; `close` it at the end."""
+class NearDocuments:
+    """The near documents of all sessions. Safe from any thread; `close` it at the end."""
 
     def __init__(
         self,
         library: DocumentLibrary,
         *,
         rule: TopicRule = RULE,
-        limits: ReferenceLimits = LIMITS,
+        limits: NearLimits = LIMITS,
         capacity: int = 256,
     ) -> None:
         self._library = library
         self._rule = rule
         self._limits = limits
-        self._sessions: dict[Hashable, SessionReferences] = {}
+        self._sessions: dict[Hashable, SessionDocuments] = {}
         self._lock = threading.Lock()
         self._texts: OrderedDict[tuple[str, tuple[tuple[int, int, int], ...]], _HeldText] = OrderedDict()
         self._searcher = Searcher(capacity)
@@ -228,9 +228,9 @@ class References:
         """Counts of searches so far."""
         return self._searcher.counts
 
-    def follow(self, session: Hashable, tenant: str, ids: Sequence[int]) -> SessionReferences:
-        """Starts to find references for a session; returns its memory, empty until some are found."""
-        memory = SessionReferences(tenant, self._library, self._limits)
+    def follow(self, session: Hashable, tenant: str, ids: Sequence[int]) -> SessionDocuments:
+        """Starts to find documents for a session; returns its memory, empty until some are found."""
+        memory = SessionDocuments(tenant, self._library, self._limits)
         with self._lock:
             self._sessions[session] = memory
         self._searcher.forget(session)
@@ -260,7 +260,7 @@ class References:
         """Ends the search thread."""
         self._searcher.close()
 
-    def _look(self, memory: SessionReferences, window: tuple[int, ...]) -> None:
+    def _look(self, memory: SessionDocuments, window: tuple[int, ...]) -> None:
         vector = self._library.embedder.embed([window])[0]
         if not self._rule.has_moved(vector, memory.searched_with):
             return
@@ -270,7 +270,7 @@ class References:
         memory.searched_with = vector if near else None
 
     def _held(self, tenant: str, found: Sequence[FoundDocument]) -> _HeldText:
-        """The text of these references, one object for all sessions of a tenant. Searcher's thread only."""
+        """The text of these documents, one object for all sessions of a tenant. Searcher's thread only."""
         for stale in [key for key, held in self._texts.items() if not self._still_there(key[0], held)]:
             del self._texts[stale]
         spans = _excerpts(found, self._limits.tokens)
@@ -281,7 +281,7 @@ class References:
             texts: list[Ids] = [
                 one.document.ids[low:high] for one, (low, high) in zip(found, spans, strict=False)
             ]
-            text = ReferenceText(texts)
+            text = DocumentText(texts)
             # Holding the documents keeps their `id()` from being another's.
             held = _HeldText(tuple(one.document for one in found[: len(spans)]), text)
             self._texts[key] = held

@@ -1,9 +1,9 @@
-"""What references found by embeddings gain over a session's own text, on held-out files and without services.
+"""What documents found by embeddings gain over a session's own text, on held-out files and without services.
 
-Teacher-forced, see teacher_forced.py. In every round the session's own suffix automaton and its references
-draft. The longest path of either that the target did write is accepted, and one token of the target's own is
-committed with it. Every search is waited for, so no draft is late. Run as `python -m
-benchmarks.retrieval.references_gain`; `figures()` is for other benchmarks.
+Teacher-forced, see teacher_forced.py. In every round the session's own suffix automaton and its near
+documents draft. The longest path of either that the target did write is accepted, and one token of the
+target's own is committed with it. Every search is waited for, so no draft is late. Run as `python -m
+benchmarks.retrieval.documents_gain`; `figures()` is for other benchmarks.
 """
 
 import argparse
@@ -31,27 +31,27 @@ from benchmarks.shared.heldout import held_out_records, tokenizer_of
 from retrieval_service.trie import CountedTrie
 
 
-def with_references(
+def with_documents(
     written: Sequence[WrittenPrompt], model: Path, documents: Mapping[str, Sequence[int]]
 ) -> tuple[float, float]:
-    """Acceptance length with references from these documents, and how often the first search was right."""
+    """Acceptance length with the nearest of these documents, and how often the first search was right."""
     from retrieval_service.dense.embeddings import TableEmbedder
     from retrieval_service.dense.library import PUBLIC, DocumentLibrary
-    from retrieval_service.dense.references import References
+    from retrieval_service.dense.near_documents import NearDocuments
 
     library = DocumentLibrary(TableEmbedder.read(model), "one tokenizer")
     library.add(PUBLIC, documents.items())
-    references = References(library)
+    near = NearDocuments(library)
     right: list[bool] = []
 
     def begin(written_prompt: WrittenPrompt) -> Callable[[Sequence[int]], CountedTrie | None]:
-        memory = references.follow(written_prompt.name, "", written_prompt.prompt)
-        references.is_idle(60)
+        memory = near.follow(written_prompt.name, "", written_prompt.prompt)
+        near.is_idle(60)
         right.append(written_prompt.name in memory.documents)
 
         def draft(ids: Sequence[int]) -> CountedTrie | None:
-            references.progress(written_prompt.name, ids)
-            references.is_idle(60)
+            near.progress(written_prompt.name, ids)
+            near.is_idle(60)
             return memory.lookup(ids, node_limit=NODES, depth=DEPTH)
 
         return draft
@@ -59,7 +59,7 @@ def with_references(
     try:
         return acceptance_length(written, begin), sum(right) / len(right)
     finally:
-        references.close()
+        near.close()
 
 
 def documents_by_arm(tokenizer: Tokenizer, distractors: int) -> dict[str, dict[str, list[int]]]:
@@ -95,7 +95,7 @@ def figures(model: Path, *, prompts: int = 24, tokens: int = 200, distractors: i
     for kind, written in (("greedy", greedy), ("of_text", of_text)):
         by = {"session_only": acceptance_length(written, lambda _: lambda _: None)}
         for arm in documents:
-            by[f"dense_{arm}"], fields[f"found_{arm}"] = with_references(written, model, documents[arm])
+            by[f"dense_{arm}"], fields[f"found_{arm}"] = with_documents(written, model, documents[arm])
         fields[f"acceptance_length_{kind}"] = {arm: round(value, 3) for arm, value in by.items()}
     return fields
 
