@@ -124,6 +124,27 @@ def break_even_rtt_ms(mode: Mode, at: Conditions, longest: int = LONGEST_WINDOW)
     raise ValueError(f"mode is {mode}; waiting and pipelined have a break-even")
 
 
+def window_of_a_pass(at: Conditions, longest: int) -> int:
+    """The window that the device drafts during one pass, 2 to `longest`.
+
+    A target that verifies such windows is never idle for want of drafts. Longer ones reach the target late.
+    """
+    return max(2, min(longest, math.ceil(at.verify_ms / at.draft_ms)))
+
+
+def first_loss_ms(mode: Mode, at: Conditions, window: int) -> float:
+    """Milliseconds that the first mismatch of a mode costs, which a trial has to be able to lose."""
+    match mode:
+        case Mode.CLOUD:
+            return 0.0
+        case Mode.HINTING:
+            return at.verify_ms  # the target waits for nothing
+        case Mode.WAITING:
+            return at.rtt_ms + window * at.draft_ms
+        case Mode.PIPELINED:
+            return at.rtt_ms + window * at.draft_ms + RESTART * at.verify_ms
+
+
 def windows_in_flight(at: Conditions, window: int, most: int) -> int:
     """Windows on their way at a time that keep the target busy for a round trip; 1 to `most`."""
     return max(1, min(most, 1 + math.ceil((at.rtt_ms + at.verify_ms) / (window * at.draft_ms))))
