@@ -75,15 +75,24 @@ def rounds(runs: Sequence[EdgeRun], arm: str) -> float:
 
 
 def conditions_of(runs: Sequence[EdgeRun]) -> Conditions:
-    """Conditions for the latency model: the cloud's own pace, and the devices' measurements in fixed
-    modes."""
+    """Conditions for the latency model: the cloud's own pace, and what devices measured in fixed modes."""
+    drafted = [run for run in runs if run.arm in FIXED[1:]]
 
     def seen(name: str) -> float:
-        values = [run.measured[name] for run in runs if run.arm in FIXED[1:]]
+        values = [run.measured[name] for run in drafted]
         return median(value for value in values if isinstance(value, float))
 
     cloud_ms = pace(runs, "cloud")
-    return Conditions(seen("acceptance"), seen("draft_ms"), cloud_ms, seen("rtt_ms"))
+    return Conditions(acceptance(drafted), seen("draft_ms"), cloud_ms, seen("rtt_ms"))
+
+
+def acceptance(runs: Sequence[EdgeRun]) -> float:
+    """Share of the drafted tokens, over whole answers, that the target chose as well.
+
+    A device's own estimate counts the latest tokens most, so it speaks of how answers end.
+    """
+    equal = sum(run.device.equal for run in runs)
+    return equal / max(1, equal + sum(run.device.wrong for run in runs))
 
 
 def predicted(at: Conditions) -> dict[str, float]:
