@@ -127,7 +127,9 @@ class Controller:
         """The present decision with its reason, the measurements, and the expected cost of each mode."""
         at = self._conditions()
         predictions = {} if at is None else self._predictions(at)
-        self._note_pace(predictions)
+        measured = dict(self._measured)
+        if (pace := self._present_pace.ms_per_token) is not None:
+            measured[self.decision.mode] = pace
         return {
             "mode": self.decision.mode.value,
             "why": self.decision.why,
@@ -137,7 +139,7 @@ class Controller:
             "acceptance": self.measurements.acceptance,
             "draft_ms": self.measurements.draft.mean,
             "predicted_ms_per_token": {mode.value: one.ms_per_token for mode, one in predictions.items()},
-            "measured_ms_per_token": {mode.value: ms for mode, ms in self._measured.items()},
+            "measured_ms_per_token": {mode.value: ms for mode, ms in measured.items()},
             "changes": [(token, decision.mode.value) for token, decision in self.history],
         }
 
@@ -151,13 +153,16 @@ class Controller:
     def _time(self, tokens: int, took_ms: float) -> None:
         """Adds the time of tokens to the present mode's pace, and to what trials have lost."""
         bound_ms, lost_ms = self._bound_ms(), 0.0
+        self._present_pace.add(took_ms, tokens)
         if self.decision.mode is Mode.CLOUD:
-            self._own.add(took_ms, tokens)
             self._rounds.add(took_ms, 1)
-        else:
-            self._pace.add(took_ms, tokens)
-            lost_ms = took_ms - bound_ms * tokens if bound_ms else 0.0
+        elif bound_ms:
+            lost_ms = took_ms - bound_ms * tokens
         self._trials.committed(tokens, lost_ms, bound_ms)
+
+    @property
+    def _present_pace(self) -> TokenPace:
+        return self._own if self.decision.mode is Mode.CLOUD else self._pace
 
     def _bound_ms(self) -> float:
         """Milliseconds that a token may take by the preference; 0: not known yet."""
@@ -229,9 +234,8 @@ class Controller:
 
     def _note_pace(self, found: dict[Mode, ModeCost]) -> None:
         """Corrects the prediction for the present mode by its pace."""
-        mode = self.decision.mode
-        measured = (self._own if mode is Mode.CLOUD else self._pace).ms_per_token
-        if measured is None or mode not in found:
+        mode, measured = self.decision.mode, self._present_pace.ms_per_token
+        if measured is None:
             return
         self._measured[mode] = measured
         if mode is not Mode.CLOUD and not self._trials.is_resting(mode):
@@ -258,7 +262,7 @@ class Controller:
     def _decision(self, mode: Mode, at: Conditions | None, why: str) -> Decision:
         if mode is Mode.CLOUD:
             return Decision(mode, WINDOW if self._fixed is None else 0, 0, 0, why)
-        window = self._first_window() if at is None else self._window(mode, at)
+        window = self._first_window(mode) if at is None else self._window(mode, at)
         if mode is Mode.WAITING:
             return Decision(mode, window, 1, self._wait_ms(at, window), why)
         most = MOST_AHEAD // window
@@ -266,8 +270,10 @@ class Controller:
         wait_ms = self._wait_ms(at, window) if mode is Mode.PIPELINED else 0
         return Decision(mode, window, in_flight, wait_ms, why)
 
-    def _first_window(self) -> int:
-        return QUICK_WINDOW if self.preference is Preference.LATENCY else WINDOW
+    def _first_window(self, mode: Mode) -> int:
+        """The window until the conditions are known; a target that waits for each window wants long ones."""
+        quick = self.preference is Preference.LATENCY and mode is not Mode.WAITING
+        return QUICK_WINDOW if quick else WINDOW
 
     def _wait_ms(self, at: Conditions | None, window: int) -> int:
         """Milliseconds that a window may need: round trip, pass, drafting, and four times the jitter."""
