@@ -19,7 +19,7 @@ from benchmarks.shared.heldout import load_prompts
 from benchmarks.shared.services import UpServices
 from outrider.edge.backends import DraftModel, open_model
 from outrider.edge.controller import WINDOW
-from outrider.edge.latency_model import Conditions, Mode, best_window, predict
+from outrider.edge.latency_model import Conditions, Mode, best_window, predict, window_of_a_pass
 
 COLD = {"OUTRIDER_VERIFIER__PREFIX_CACHE": "false"}  # every arm repeats the prompts
 SLOWER = 1.05
@@ -97,7 +97,7 @@ def acceptance(runs: Sequence[EdgeRun]) -> float:
 
 def predicted(at: Conditions) -> dict[str, float]:
     """Milliseconds per token of each mode, as the latency model predicts."""
-    windows = {Mode.WAITING: best_window(at, WINDOW)}
+    windows = {Mode.WAITING: best_window(at, WINDOW), Mode.PIPELINED: window_of_a_pass(at, WINDOW)}
     found = {mode.value: predict(mode, at, windows.get(mode, WINDOW)).ms_per_token for mode in Mode}
     return found | {"automatic": min(found.values())}
 

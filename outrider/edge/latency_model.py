@@ -151,9 +151,15 @@ def windows_in_flight(at: Conditions, window: int, most: int) -> int:
 
 
 def _pipelined_ms(at: Conditions, window: int) -> float:
-    """Milliseconds per token in a pipeline: the device's pace, or the target's pace if that is slower."""
+    """Milliseconds per token in a pipeline: the device's pace, or the target's pace if that is slower.
+
+    Behind a mismatch the target waits until a whole window is drafted, its wrong tokens included, or for half
+    of the pass under way, whichever ends later.
+    """
     pace_ms = max(at.draft_ms, at.verify_ms / window)
-    return at.acceptance * pace_ms + (1 - at.acceptance) * (at.rtt_ms + RESTART * at.verify_ms)
+    wrong = window + 1 - expected_tokens(at.acceptance, window)
+    restart_ms = at.verify_ms + max((RESTART - 1) * at.verify_ms, wrong * at.draft_ms)
+    return at.acceptance * pace_ms + (1 - at.acceptance) * (at.rtt_ms + restart_ms)
 
 
 def _hinting_ms(at: Conditions) -> float:
