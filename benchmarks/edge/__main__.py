@@ -19,7 +19,7 @@ from benchmarks.shared.heldout import load_prompts
 from benchmarks.shared.services import UpServices
 from outrider.edge.backends import DraftModel, open_model
 from outrider.edge.controller import WINDOW
-from outrider.edge.latency_model import Conditions, Mode, best_window, predict
+from outrider.edge.latency_model import Conditions, Mode, best_window, predict, window_of_a_pass
 
 COLD = {"OUTRIDER_VERIFIER__PREFIX_CACHE": "false"}  # every arm repeats the prompts
 SLOWER = 1.05
@@ -75,20 +75,29 @@ def rounds(runs: Sequence[EdgeRun], arm: str) -> float:
 
 
 def conditions_of(runs: Sequence[EdgeRun]) -> Conditions:
-    """Conditions for the latency model: the cloud's own pace, and the devices' measurements in fixed
-    modes."""
+    """Conditions for the latency model: the cloud's own pace, and what devices measured in fixed modes."""
+    drafted = [run for run in runs if run.arm in FIXED[1:]]
 
     def seen(name: str) -> float:
-        values = [run.measured[name] for run in runs if run.arm in FIXED[1:]]
+        values = [run.measured[name] for run in drafted]
         return median(value for value in values if isinstance(value, float))
 
     cloud_ms = pace(runs, "cloud")
-    return Conditions(seen("acceptance"), seen("draft_ms"), cloud_ms, seen("rtt_ms"))
+    return Conditions(acceptance(drafted), seen("draft_ms"), cloud_ms, seen("rtt_ms"))
+
+
+def acceptance(runs: Sequence[EdgeRun]) -> float:
+    """Share of the drafted tokens, over whole answers, that the target chose as well.
+
+    A device's own estimate counts the latest tokens most, so it speaks of how answers end.
+    """
+    equal = sum(run.device.equal for run in runs)
+    return equal / max(1, equal + sum(run.device.wrong for run in runs))
 
 
 def predicted(at: Conditions) -> dict[str, float]:
     """Milliseconds per token of each mode, as the latency model predicts."""
-    windows = {Mode.WAITING: best_window(at, WINDOW)}
+    windows = {Mode.WAITING: best_window(at, WINDOW), Mode.PIPELINED: window_of_a_pass(at, WINDOW)}
     found = {mode.value: predict(mode, at, windows.get(mode, WINDOW)).ms_per_token for mode in Mode}
     return found | {"automatic": min(found.values())}
 

@@ -1,13 +1,12 @@
 """Chooses how a session uses its device, by milliseconds per token and a preference.
 
-A pace that was measured in a mode outweighs the latency model's prediction for the mode: a wrong prediction
-costs one trial. Where a mode proves slower than the preference allows, the controller leaves the mode, and
-lets the mode rest for twice as many tokens as the time before.
+The latency model predicts what each mode costs. A mode's pace begins as the prediction, and each token in the
+mode counts for more than the prediction. What was measured corrects later predictions, also those of later
+requests; `trials` bounds what wrong predictions may cost.
 
 Pure: knows nothing of clocks, models and sockets.
 """
 
-from collections import defaultdict
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -16,27 +15,29 @@ from outrider.edge.latency_model import (
     Mode,
     ModeCost,
     best_window,
+    first_loss_ms,
     predict,
+    window_of_a_pass,
     windows_in_flight,
 )
 from outrider.edge.measurements import Measurements, TokenPace
+from outrider.edge.trials import ModeTrials
 
 WINDOW = 8
 """Most tokens of a window; a message of 8 ids is at most 60 bytes."""
-MOST_IN_FLIGHT = 8
-"""The most windows on their way at a time."""
+QUICK_WINDOW = 4
+"""Tokens of a window where time counts more than passes, until the pace of both sides is known."""
+MOST_AHEAD = 64
+"""The most tokens on their way at a time."""
 EVERY = 32
 """Tokens between two decisions."""
 PROBE = 12
 """Tokens that the cloud first decodes alone, so that the controller can measure the cloud's pace."""
 HYSTERESIS = 0.9
-"""Cost of another mode, as a share of the present mode's cost, below which a change pays."""
-TRUSTED = 6.0
-"""Weighted tokens from which a measured pace outweighs the prediction."""
-FIRST_REST = 64
-"""Tokens for which a mode rests after it proved too slow; doubled each further time."""
-LONGEST_REST = 4096
-"""The longest rest of a mode, in tokens."""
+"""Cost of another mode, as a share of the present mode's cost, below which a change pays; also the
+share of the time that the preference allows below which a mode is worth a trial."""
+EXPECTED = 16.0
+"""Tokens for which the expected pace of a mode counts when the mode begins."""
 
 
 class Preference(StrEnum):
@@ -78,6 +79,7 @@ class Controller:
         preference: the user's preference between time and passes.
         enabled: whether the device may draft; False saves battery power and network traffic.
         fixed: the mode to keep, for measurements; None: the controller chooses.
+        trials: what trials of modes have shown in earlier requests of the same preference; None: nothing.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Controller:
         *,
         enabled: bool = True,
         fixed: Mode | None = None,
+        trials: ModeTrials | None = None,
         most_wait_ms: int = 2_000,
     ) -> None:
         self.preference = preference
@@ -98,10 +101,13 @@ class Controller:
         """Each decision that changed the mode, with the number of tokens before it."""
         self._fixed = fixed
         self._most_wait_ms = most_wait_ms
-        self._paces: defaultdict[Mode, TokenPace] = defaultdict(TokenPace)
-        self._rests: dict[Mode, tuple[int, int]] = {}  # until this token; length of the rest
+        self._trials = trials or ModeTrials()
+        self._trials.begin()
+        self._own = TokenPace()  # of the target alone
         self._rounds = TokenPace()  # of the target alone: milliseconds per message
-        self._tokens = 0
+        self._pace = TokenPace()  # of the present mode, where the device drafts
+        self._measured: dict[Mode, float] = {}
+        self._tokens = self._since = 0
         self._due = PROBE
         self.decision = self._first()
         self.history.append((0, self.decision))
@@ -109,9 +115,7 @@ class Controller:
     def committed(self, tokens: int, took_ms: float) -> Decision:
         """Takes tokens that came together and the time since the tokens before; returns the decision."""
         self._tokens += tokens
-        self._paces[self.decision.mode].add(took_ms, tokens)
-        if self.decision.mode is Mode.CLOUD:
-            self._rounds.add(took_ms, 1)
+        self._time(tokens, took_ms)
         if self.enabled is not self._was_enabled or self._tokens >= self._due or self._is_too_slow():
             self._due = self._tokens + EVERY
             self._was_enabled = self.enabled
@@ -123,7 +127,9 @@ class Controller:
         """The present decision with its reason, the measurements, and the expected cost of each mode."""
         at = self._conditions()
         predictions = {} if at is None else self._predictions(at)
-        measured = {mode: pace.ms_per_token for mode, pace in self._paces.items()}
+        measured = dict(self._measured)
+        if (pace := self._present_pace.ms_per_token) is not None:
+            measured[self.decision.mode] = pace
         return {
             "mode": self.decision.mode.value,
             "why": self.decision.why,
@@ -144,17 +150,35 @@ class Controller:
             return self._decision(self._fixed, self._conditions(), f"{self._fixed} was asked for")
         return Decision(Mode.CLOUD, WINDOW, 0, 0, f"measures the cloud's own pace for {PROBE} tokens")
 
+    def _time(self, tokens: int, took_ms: float) -> None:
+        """Adds the time of tokens to the present mode's pace, and to what trials have lost."""
+        bound_ms, lost_ms = self._bound_ms(), 0.0
+        self._present_pace.add(took_ms, tokens)
+        if self.decision.mode is Mode.CLOUD:
+            self._rounds.add(took_ms, 1)
+        elif bound_ms:
+            lost_ms = took_ms - bound_ms * tokens
+        self._trials.committed(tokens, lost_ms, bound_ms)
+
+    @property
+    def _present_pace(self) -> TokenPace:
+        return self._own if self.decision.mode is Mode.CLOUD else self._pace
+
+    def _bound_ms(self) -> float:
+        """Milliseconds that a token may take by the preference; 0: not known yet."""
+        return _SLOWER[self.preference] * (self._own.ms_per_token or 0.0)
+
     def _take(self, decision: Decision) -> None:
         if decision.mode is not self.decision.mode:
             self.history.append((self._tokens, decision))
-            # Measurements from the old mode now count less than new ones.
-            self._paces[decision.mode].forget(0.25)
+            self._since = self._tokens
+            if decision.mode is Mode.CLOUD:
+                self._own.forget(0.25)  # so that the cloud's pace of now soon decides
         self.decision = decision
 
     def _conditions(self) -> Conditions | None:
         """The measured conditions; None while a condition is still unknown."""
-        seen, own = self.measurements, self._paces[Mode.CLOUD].ms_per_token
-        verify = self._rounds.ms_per_token
+        seen, own, verify = self.measurements, self._own.ms_per_token, self._rounds.ms_per_token
         if seen.rtt.mean is None or seen.draft.mean is None or own is None or verify is None:
             return None
         least = 1e-3
@@ -166,48 +190,65 @@ class Controller:
         return {mode: predict(mode, at, self._window(mode, at)) for mode in Mode}
 
     def _window(self, mode: Mode, at: Conditions) -> int:
+        if self.preference is Preference.ECONOMY:
+            return WINDOW
         if mode is Mode.WAITING:
-            return WINDOW if self.preference is Preference.ECONOMY else best_window(at, WINDOW)
-        return WINDOW
+            return best_window(at, WINDOW)
+        return window_of_a_pass(at, WINDOW) if self.preference is Preference.LATENCY else WINDOW
 
     def _chosen(self) -> Decision:
         at = self._conditions()
         if at is None:
             return Decision(Mode.CLOUD, WINDOW, 0, 0, "has not measured the round trip and drafting yet")
         found = self._predictions(at)
-        costs = {mode: self._cost(mode, one) for mode, one in found.items()}
-        bound = _SLOWER[self.preference] * costs[Mode.CLOUD]
-        resting = {mode for mode, (until, _) in self._rests.items() if self._tokens < until}
-        able = [mode for mode in Mode if mode not in resting and costs[mode] <= bound]
+        self._note_pace(found)
+        now, costs = self.decision.mode, self._costs(found)
+        able = [mode for mode, one in found.items() if self._may(mode, costs[mode], one.window, at)]
         able = able or [Mode.CLOUD]
         if self.preference is Preference.LATENCY:
             best, cost = min(able, key=lambda mode: costs[mode]), costs
         else:
             cost = {mode: one.rounds_per_token for mode, one in found.items()}
             best = min(able, key=lambda mode: (cost[mode], costs[mode]))
-        now = self.decision.mode
         if now in able and cost[best] > HYSTERESIS * cost[now]:
             best = now
+        if best is not now:
+            self._pace = TokenPace.expected(costs[best], EXPECTED)
         return self._decision(best, at, self._reason(best, at, costs))
 
-    def _cost(self, mode: Mode, predicted: ModeCost) -> float:
-        """Milliseconds per token of a mode: measured if there are enough measurements, else predicted."""
-        pace = self._paces[mode]
-        measured = pace.ms_per_token
-        return predicted.ms_per_token if measured is None or pace.tokens < TRUSTED else measured
+    def _may(self, mode: Mode, cost: float, window: int, at: Conditions) -> bool:
+        """Whether a mode is fast enough, does not rest, and could not lose more than trials may."""
+        bound_ms = self._bound_ms()
+        if self._trials.is_resting(mode):
+            return False
+        if mode in (self.decision.mode, Mode.CLOUD):
+            return cost <= bound_ms
+        if cost > HYSTERESIS * bound_ms:
+            return False
+        return first_loss_ms(mode, at, window) <= self._trials.left_ms(bound_ms)
+
+    def _costs(self, found: dict[Mode, ModeCost]) -> dict[Mode, float]:
+        """Milliseconds per token of each mode, by all that was predicted and measured."""
+        costs = {mode: self._trials.corrected(mode, one.ms_per_token) for mode, one in found.items()}
+        return costs | {Mode.CLOUD: self._own.ms_per_token or costs[Mode.CLOUD]}
+
+    def _note_pace(self, found: dict[Mode, ModeCost]) -> None:
+        """Corrects the prediction for the present mode by its pace."""
+        mode, measured = self.decision.mode, self._present_pace.ms_per_token
+        if measured is None:
+            return
+        self._measured[mode] = measured
+        if mode is not Mode.CLOUD and not self._trials.is_resting(mode):
+            self._trials.measured(mode, measured, found[mode].ms_per_token)
 
     def _is_too_slow(self) -> bool:
         """Whether the present mode proved slower than allowed; such a mode rests."""
-        mode = self.decision.mode
-        pace, own = self._paces[mode], self._paces[Mode.CLOUD].ms_per_token
-        measured = pace.ms_per_token
-        if self._fixed is not None or mode is Mode.CLOUD or own is None or measured is None:
+        mode, bound_ms, measured = self.decision.mode, self._bound_ms(), self._pace.ms_per_token
+        if self._fixed is not None or mode is Mode.CLOUD or not bound_ms or measured is None:
             return False
-        if pace.tokens < TRUSTED or measured <= TOLERANCE * _SLOWER[self.preference] * own:
+        if measured <= bound_ms or (measured <= TOLERANCE * bound_ms and self._trials.left_ms(bound_ms) > 0):
             return False
-        length = min(2 * self._rests.get(mode, (0, FIRST_REST // 2))[1], LONGEST_REST)
-        self._rests[mode] = (self._tokens + length, length)
-        pace.forget(0.0)
+        self._trials.failed(mode, self._tokens - self._since)
         return True
 
     def _reason(self, mode: Mode, at: Conditions, costs: dict[Mode, float]) -> str:
@@ -221,12 +262,18 @@ class Controller:
     def _decision(self, mode: Mode, at: Conditions | None, why: str) -> Decision:
         if mode is Mode.CLOUD:
             return Decision(mode, WINDOW if self._fixed is None else 0, 0, 0, why)
-        window = WINDOW if at is None else self._window(mode, at)
+        window = self._first_window(mode) if at is None else self._window(mode, at)
         if mode is Mode.WAITING:
             return Decision(mode, window, 1, self._wait_ms(at, window), why)
-        in_flight = MOST_IN_FLIGHT if at is None else windows_in_flight(at, window, MOST_IN_FLIGHT)
+        most = MOST_AHEAD // window
+        in_flight = most if at is None else windows_in_flight(at, window, most)
         wait_ms = self._wait_ms(at, window) if mode is Mode.PIPELINED else 0
         return Decision(mode, window, in_flight, wait_ms, why)
+
+    def _first_window(self, mode: Mode) -> int:
+        """The window until the conditions are known; a target that waits for each window wants long ones."""
+        quick = self.preference is Preference.LATENCY and mode is not Mode.WAITING
+        return QUICK_WINDOW if quick else WINDOW
 
     def _wait_ms(self, at: Conditions | None, window: int) -> int:
         """Milliseconds that a window may need: round trip, pass, drafting, and four times the jitter."""

@@ -16,6 +16,7 @@ from outrider.edge.backends import DraftModel
 from outrider.edge.controller import Controller, Decision
 from outrider.edge.device_session import DeviceSession, DraftingCounts, Terms
 from outrider.edge.measurements import Measurements
+from outrider.edge.trials import ModeTrials
 from outrider.edge.wire import drafts_to_wire, terms_from_wire
 from outrider.v1 import generation_pb2
 from speculative.errors import OutriderError
@@ -51,6 +52,8 @@ class DeviceReport:
     """Windows sent."""
     equal: int
     """Drafted tokens that the target chose as well."""
+    wrong: int
+    """Drafted tokens in whose place the target chose another token; the tokens behind them do not count."""
     bytes_up: int
     """Bytes of the messages with drafts, without framing."""
     bytes_down: int
@@ -87,6 +90,7 @@ class DraftedRequest:
             sent=counts.sent,
             windows=counts.windows,
             equal=counts.equal,
+            wrong=counts.wrong,
             bytes_up=self.bytes_up,
             bytes_down=self.bytes_down,
             changes=tuple((token, change.mode.value) for token, change in self.controller.history),
@@ -177,6 +181,7 @@ class DraftingThread:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.measurements = Measurements()
+        self.trials = ModeTrials()
         self.model_name = ""
         """Name of the model; empty until the model is open."""
         self._pauses_s = pauses_s

@@ -124,15 +124,42 @@ def break_even_rtt_ms(mode: Mode, at: Conditions, longest: int = LONGEST_WINDOW)
     raise ValueError(f"mode is {mode}; waiting and pipelined have a break-even")
 
 
+def window_of_a_pass(at: Conditions, longest: int) -> int:
+    """The window that the device drafts during one pass, 2 to `longest`.
+
+    A target that verifies such windows is never idle for want of drafts. Longer ones reach the target late.
+    """
+    return max(2, min(longest, math.ceil(at.verify_ms / at.draft_ms)))
+
+
+def first_loss_ms(mode: Mode, at: Conditions, window: int) -> float:
+    """Milliseconds that the first mismatch of a mode costs, which a trial has to be able to lose."""
+    match mode:
+        case Mode.CLOUD:
+            return 0.0
+        case Mode.HINTING:
+            return at.verify_ms  # the target waits for nothing
+        case Mode.WAITING:
+            return at.rtt_ms + window * at.draft_ms
+        case Mode.PIPELINED:
+            return at.rtt_ms + window * at.draft_ms + RESTART * at.verify_ms
+
+
 def windows_in_flight(at: Conditions, window: int, most: int) -> int:
     """Windows on their way at a time that keep the target busy for a round trip; 1 to `most`."""
     return max(1, min(most, 1 + math.ceil((at.rtt_ms + at.verify_ms) / (window * at.draft_ms))))
 
 
 def _pipelined_ms(at: Conditions, window: int) -> float:
-    """Milliseconds per token in a pipeline: the device's pace, or the target's pace if that is slower."""
+    """Milliseconds per token in a pipeline: the device's pace, or the target's pace if that is slower.
+
+    Behind a mismatch the target waits until a whole window is drafted, its wrong tokens included, or for half
+    of the pass under way, whichever ends later.
+    """
     pace_ms = max(at.draft_ms, at.verify_ms / window)
-    return at.acceptance * pace_ms + (1 - at.acceptance) * (at.rtt_ms + RESTART * at.verify_ms)
+    wrong = window + 1 - expected_tokens(at.acceptance, window)
+    restart_ms = at.verify_ms + max((RESTART - 1) * at.verify_ms, wrong * at.draft_ms)
+    return at.acceptance * pace_ms + (1 - at.acceptance) * (at.rtt_ms + restart_ms)
 
 
 def _hinting_ms(at: Conditions) -> float:

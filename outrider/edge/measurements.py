@@ -9,8 +9,8 @@ WEIGHT = 0.125
 """Weight of a new round trip in the mean, as in TCP (RFC 6298)."""
 JITTER_WEIGHT = 0.25
 """Weight of a new deviation in the jitter, as in TCP (RFC 6298)."""
-RECENT = 0.96
-"""Factor by which each judged token makes earlier ones count less: some 25 tokens count."""
+RECENT = 0.98
+"""Factor by which each judged token makes earlier ones count less: some 50 tokens count."""
 PRIOR_ACCEPTED, PRIOR_JUDGED = 3.0, 5.0
 """What counts as seen before the first token is judged."""
 
@@ -33,6 +33,11 @@ class TokenPace:
 
     ms: float = 0.0
     tokens: float = 0.0
+
+    @classmethod
+    def expected(cls, ms_per_token: float, tokens: float) -> "TokenPace":
+        """A pace that counts as measured over so many tokens."""
+        return cls(ms_per_token * tokens, tokens)
 
     def add(self, took_ms: float, tokens: int) -> None:
         """Adds tokens and the time since the tokens before."""

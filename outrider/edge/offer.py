@@ -73,6 +73,7 @@ def offer(
         drafting.measurements,
         enabled=enabled,
         fixed=None if how.mode is None else Mode(how.mode),
+        trials=drafting.trials,
     )
     request = DraftedRequest(controller)
     if (options.get("n") or 1) > 1 or not start.speculation.enabled or options.get("nodes") == 0:

@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from outrider.edge.controller import FIRST_REST, PROBE, Controller, Preference
+from outrider.edge.controller import PROBE, Controller, Preference
 from outrider.edge.latency_model import Conditions, Mode, best_window, predict
 from outrider.edge.measurements import Measurements
+from outrider.edge.trials import FIRST_REST, ModeTrials
 
 
 def measured(at: Conditions) -> Measurements:
@@ -70,6 +71,21 @@ def test_a_mode_that_is_slower_than_predicted_is_left_and_rests_longer_each_time
     assert starts, "drafting was tried"
     tried = run(controller, lambda mode: NEAR.own_ms if mode is Mode.CLOUD else slow, 2000)
     assert tried < 1.05 * NEAR.own_ms
+
+
+def test_what_a_request_found_out_the_next_one_knows() -> None:
+    trials, seen = ModeTrials(), measured(NEAR)
+
+    def slow(mode: Mode) -> float:
+        return NEAR.own_ms if mode is Mode.CLOUD else 2 * NEAR.own_ms
+
+    first = Controller(Preference.LATENCY, seen, trials=trials)
+    run(first, slow, 60)
+    assert len(first.history) > 1, "modes were tried"
+    second = Controller(Preference.LATENCY, seen, trials=trials)
+    run(second, slow, 30)
+    tried = {decision.mode for _, decision in first.history} - {Mode.CLOUD}
+    assert tried.isdisjoint(decision.mode for _, decision in second.history), "they rest"
 
 
 def test_what_was_not_measured_is_not_guessed() -> None:

@@ -11,6 +11,7 @@ from outrider.edge.latency_model import (
     break_even_rtt_ms,
     expected_tokens,
     predict,
+    window_of_a_pass,
     windows_in_flight,
 )
 
@@ -53,9 +54,23 @@ def test_the_other_modes_are_near_the_simulated_table(
 ) -> None:
     for case, row in table.items():
         for rtt_ms, simulated in zip(RTTS[1:], row[1:], strict=True):
-            assert predict(mode, conditions(case, rtt_ms), 8).ms_per_token == pytest.approx(
-                simulated, rel=0.15
-            )
+            at = conditions(case, rtt_ms)
+            found = predict(mode, at, window_of_a_pass(at, 8)).ms_per_token
+            assert found == pytest.approx(simulated, rel=0.15)
+
+
+def test_windows_longer_than_a_pass_cost_time_where_drafts_are_wrong() -> None:
+    at = Conditions(0.8, 8.0, 12.0, 5.0)
+    short, long = (predict(Mode.PIPELINED, at, window) for window in (window_of_a_pass(at, 8), 8))
+    assert short.ms_per_token < 0.8 * long.ms_per_token
+    assert short.rounds_per_token > long.rounds_per_token
+    sure = Conditions(1.0, 8.0, 12.0, 5.0)
+    assert predict(Mode.PIPELINED, sure, 8).ms_per_token == predict(Mode.PIPELINED, sure, 2).ms_per_token
+
+
+@pytest.mark.parametrize(("draft_ms", "window"), [(0.5, 8), (3.0, 4), (11.0, 2), (40.0, 2)])
+def test_a_window_of_a_pass_is_what_is_drafted_meanwhile(draft_ms: float, window: int) -> None:
+    assert window_of_a_pass(Conditions(0.8, draft_ms, 12.0, 5.0), 8) == window
 
 
 @pytest.mark.parametrize(

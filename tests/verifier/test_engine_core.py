@@ -326,6 +326,18 @@ def test_a_round_waits_for_a_source_that_asks_for_it_and_begins_with_its_draft()
     assert tuple(session.ids) == driver.golden(len(session.ids) - len(PROMPT))
 
 
+def test_no_draft_is_waited_for_where_only_the_targets_last_token_is_missing() -> None:
+    driver = Driver()
+    session = with_a_patient_session(driver)
+    while (missing := NEW - (len(session.ids) - len(PROMPT))) > 1:
+        if missing > 2:
+            driver.draft(session, min(4, missing - 2))
+        driver.now += 0.05
+        driver.finish(driver.begin())
+    assert [len(ids) for _, ids in driver.finish(driver.begin())] == [1], "at once"
+    assert tuple(session.ids) == driver.golden(NEW)
+
+
 def test_other_sessions_go_on_while_a_round_waits() -> None:
     driver = Driver()
     with_a_patient_session(driver)

@@ -131,7 +131,8 @@ class Session:
     def held_until_s(self) -> float:
         """Time on the engine's clock until which the next round waits for a draft; 0: the round does not
         wait."""
-        waits = self.round_ended_s and self._pool.is_bare and self.sources.waits.ms
+        is_last = len(self.ids) + 1 >= self._request.limit  # no draft can be for a token behind it
+        waits = self.round_ended_s and self._pool.is_bare and not is_last and self.sources.waits.ms
         if self.uncomputed > 1 or not waits:
             return 0.0
         return self.round_ended_s + self.sources.waits.ms / 1000

@@ -1,0 +1,77 @@
+"""What the trials of a device's modes have shown, over all requests to one server, and what they may cost.
+
+A prediction decides which mode is tried. A trial may fail, so trials have an allowance: the milliseconds that
+all modes together may lose against the time that the preference allows. A mode whose first bad rounds would
+exceed what is left is not tried, which is why a long round trip makes trials rare. A mode that proves too
+slow rests, longer each time.
+
+Pure: knows tokens and milliseconds, no clock.
+"""
+
+from dataclasses import dataclass
+
+from outrider.edge.latency_model import Mode
+
+SHARE = 0.03
+"""Share of the time that trials may lose."""
+HORIZON = 256
+"""Tokens whose share the allowance is at first, and the most that good modes add to the allowance."""
+FIRST_REST = 64
+"""Tokens for which a mode rests after it proved too slow; doubled each further time."""
+LONGEST_REST = 4096
+"""The longest rest of a mode, in tokens."""
+FADING = 0.75
+"""Share of a correction that is left for the next request: the connection may have changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """A rest of a mode."""
+
+    until: int
+    """Number of tokens, over all requests, at which the rest ends."""
+    length: int
+
+
+class ModeTrials:
+    """What the modes proved to cost, and what trials may still lose."""
+
+    def __init__(self) -> None:
+        self._tokens = 0
+        self._lost_ms = 0.0
+        self._corrections: dict[Mode, float] = {}
+        self._rests: dict[Mode, Rest] = {}
+
+    def begin(self) -> None:
+        """Notes that another request begins."""
+        self._corrections = {mode: by**FADING for mode, by in self._corrections.items()}
+
+    def committed(self, tokens: int, lost_ms: float, bound_ms: float) -> None:
+        """Adds tokens and the time that they took beyond `bound_ms` each; below 0: time that they saved."""
+        self._tokens += tokens
+        self._lost_ms = max(self._lost_ms + lost_ms, -SHARE * bound_ms * HORIZON)
+
+    def left_ms(self, bound_ms: float) -> float:
+        """Milliseconds that trials may still lose where a token may take `bound_ms`."""
+        return SHARE * bound_ms * max(self._tokens, HORIZON) - self._lost_ms
+
+    def corrected(self, mode: Mode, predicted_ms: float) -> float:
+        """A predicted time per token, corrected by what was measured in the mode."""
+        return predicted_ms * self._corrections.get(mode, 1.0)
+
+    def measured(self, mode: Mode, ms_per_token: float, predicted_ms: float) -> None:
+        """Corrects later predictions for the mode."""
+        self._corrections[mode] = ms_per_token / predicted_ms
+
+    def failed(self, mode: Mode, after: int) -> None:
+        """Has the mode rest, because it proved too slow `after` so many tokens."""
+        last = self._rests.get(mode)
+        doubles = last is not None and after < last.length  # else the mode paid for a while
+        length = min(2 * last.length, LONGEST_REST) if last is not None and doubles else FIRST_REST
+        self._rests[mode] = Rest(self._tokens + length, length)
+        self._corrections.pop(mode, None)  # behind the rest the plain prediction counts again
+
+    def is_resting(self, mode: Mode) -> bool:
+        """Whether the mode rests."""
+        rest = self._rests.get(mode)
+        return rest is not None and self._tokens < rest.until
