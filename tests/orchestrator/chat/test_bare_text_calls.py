@@ -1,6 +1,7 @@
 """Required calls of families that write texts bare: what their templates show is allowed, and read back."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -263,6 +264,37 @@ def test_a_schema_that_the_format_cannot_enforce_is_refused_by_name(case: str) -
     with pytest.raises(FieldRefused, match=says) as refused:
         calls_grammar(known(name), [CalledFunction("f", schema)], Thought.NONE, several=False)
     assert refused.value.param == "tools"
+
+
+DOUBLING = {
+    "properties": {"a": {"$ref": "#/$defs/0"}},
+    "$defs": {
+        **{str(step): {"anyOf": [{"$ref": f"#/$defs/{step + 1}"}] * 2} for step in range(40)},
+        "40": {"type": "string"},
+    },
+}
+"""A schema whose references double at each step."""
+
+
+def test_references_that_double_at_each_step_are_no_work_that_doubles() -> None:
+    began, function = time.process_time(), CalledFunction("f", DOUBLING)
+    with pytest.raises(FieldRefused, match="more than 4096 schemas"):
+        calls_grammar(known("glm"), [function], Thought.NONE, several=False)
+    assert len(calls_grammar(known("gemma4"), [function], Thought.NONE, several=False)) < 4096
+    with pytest.raises(FieldRefused, match="more than 4096 schemas"):
+        with_types("f", DOUBLING)
+    assert time.process_time() - began < 2.0
+
+
+def test_an_object_that_allows_nothing_is_empty(
+    factory: MatcherFactory, table: TokenTable, special: dict[str, int]
+) -> None:
+    nothing = {"type": "object", "additionalProperties": False}
+    functions = [CalledFunction("f", {"properties": {"a": nothing}})]
+    grammar = calls_grammar(known("gemma4"), functions, Thought.NONE, several=False, special=special)
+    judge = Judge(factory, table, grammar)
+    texts = ("{}", "{a:{}}", "{a:{b:1}}")
+    assert [judge(f"<|tool_call>call:f{text}<tool_call|>") for text in texts] == [True, True, False]
 
 
 def test_an_id_that_is_no_special_token_of_the_target_is_refused(factory: MatcherFactory) -> None:

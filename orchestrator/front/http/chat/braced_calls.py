@@ -68,6 +68,8 @@ class BracedCalls:
                 return self._list(item, schema.get("minItems", 0), schema.get("maxItems"))
             case "object" if "properties" in schema:
                 return self._object(view, function, schema)
+            case "object" if schema.get("additionalProperties") is False:
+                return '"{}"'
             case "object":
                 value = self._value(
                     view, function, f"the values of {place}", schema.get("additionalProperties", True)

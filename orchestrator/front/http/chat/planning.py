@@ -39,6 +39,13 @@ def planned(asked: ConversationFields, rendered: Rendered) -> tuple[str, ChatPla
 
     Raises FieldRefused for fields that the model's chat template cannot use.
     """
+    try:
+        return _planned(asked, rendered)
+    except RecursionError:
+        raise FieldRefused("tools", "the parameters of a function are nested too deeply") from None
+
+
+def _planned(asked: ConversationFields, rendered: Rendered) -> tuple[str, ChatPlan]:
     template = rendered.template
     if not template:  # no such model is served, which the admission tells
         return rendered.text, ChatPlan()
@@ -94,12 +101,9 @@ def _required(
     prompt, thought = rendered.text, free.thought
     if format_.special:
         prompt, thought = prompt + format_.begin, Thought.NONE
-    try:
-        grammar = calls_grammar(
-            format_, functions, thought, several=several, marks=free.marks, special=rendered.special
-        )
-    except RecursionError:
-        raise FieldRefused("tools", "the parameters of a function are nested too deeply") from None
+    grammar = calls_grammar(
+        format_, functions, thought, several=several, marks=free.marks, special=rendered.special
+    )
     plan = replace(free, thought=thought, named=chosen.named, grammar=grammar)
     if format_.tags is not None:
         return prompt, replace(plan, order=_order(chosen, rendered))

@@ -22,6 +22,9 @@ NARROWS = {
     | {"dependentRequired", "dependentSchemas"},
 }
 """Words that narrow down values of a type, and that no grammar of text can say."""
+MOST_SCHEMAS = 4096
+"""Schemas of one function's arguments, each counted as often as something refers to it: references can name
+one another twice, and so double at each step."""
 _MOST_REFERENCES = 32
 _HOME = ("#/$defs/", "#/definitions/")
 
@@ -37,9 +40,20 @@ class SchemaView:
     def __init__(self, function: str, root: Mapping[str, Any]) -> None:
         self._function = function
         self._root = root
+        self._left = MOST_SCHEMAS
 
     def plain(self, schema: object) -> Mapping[str, Any]:
-        """A schema without a reference of its own, and without an `allOf` of one schema."""
+        """A schema without a reference of its own, and without an `allOf` of one schema.
+
+        Raises FieldRefused where there are too many schemas.
+        """
+        self._left -= 1
+        if self._left < 0:
+            raise FieldRefused(
+                "tools",
+                f"the parameters of function {self._function!r} have more than {MOST_SCHEMAS} schemas, "
+                "counted once for each reference to them: make them smaller",
+            )
         found: Any = {} if schema is True else schema
         for _ in range(_MOST_REFERENCES):
             if found is False:
