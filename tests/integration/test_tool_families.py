@@ -13,12 +13,19 @@ from tests.conftest import save_tiny_llama, writing_tokenizer
 from tests.integration.live import start_up
 
 MARKS = ["<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"]
+MARKS += ["[TOOL_CALLS]", "[ARGS]"]
 SHOWN = {
     "qwen": "<tool_call>\n<function=f>\n<parameter=p>\n</parameter>\n</function>\n</tool_call><|im_start|>",
     "glm": "<tool_call>f\n<arg_key>k</arg_key>\n<arg_value>v</arg_value>\n</tool_call><|assistant|>",
+    "mistral": "[TOOL_CALLS]f[ARGS]{}",
     "gemma": "<|tool_call>call:f{}<tool_call|><|turn>",
 }
-BEGINS = {"qwen": "<|im_start|>assistant\n", "glm": "<|assistant|>", "gemma": "<|turn>model\n"}
+BEGINS = {
+    "qwen": "<|im_start|>assistant\n",
+    "glm": "<|assistant|>",
+    "gemma": "<|turn>model\n",
+    "mistral": "[/INST]",
+}
 PARAMETERS = {
     "type": "object",
     "properties": {

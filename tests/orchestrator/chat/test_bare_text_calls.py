@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.front.http.chat.families import CallFormat, ThoughtMarks, format_named
-from orchestrator.front.http.chat.output_parser import Parsed
+from orchestrator.front.http.chat.output_parser import Parsed, ParsedCall
 from orchestrator.front.http.chat.plan import Thought
 from orchestrator.front.http.chat.schema_view import with_types
 from orchestrator.front.http.chat.tool_grammar import CalledFunction, calls_grammar
@@ -180,6 +180,26 @@ def parsed_text(name: str, text: str) -> str:
         return f"{format_.begin}put{{text:{tags.text}\0{tags.text}}}{format_.end}"
     begin, end = tags.key
     return f"{format_.begin}put{tags.named}{begin}text{end}\0{tags.text}{tags.value}{format_.end}"
+
+
+def test_calls_of_a_name_and_json_stand_behind_one_another() -> None:
+    tokenizer = writing_tokenizer()
+    marks = ["[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"]
+    tokenizer.add_special_tokens(marks)
+    table = TokenTable(tokenizer)
+    special = {table.token(id_): id_ for id_ in table.special_ids if table.token(id_) in marks}
+    thinking = ThoughtMarks("[THINK]", "[/THINK]")
+    grammar = calls_grammar(
+        known("mistral_args"), FUNCTIONS, Thought.POSSIBLE, several=True, marks=thinking, special=special
+    )
+    judge = Judge(MatcherFactory(table, [END], table.size), table, grammar)
+    call = '[TOOL_CALLS]look[ARGS]{"city": "New\\nYork", "days": 3}'
+    text = f"[THINK]So [it] is.[/THINK]{call}[TOOL_CALLS]now[ARGS]{{}}"
+    assert judge(text)
+    assert judge(call)
+    assert not judge(call.replace("3", "12"))
+    expected = (ParsedCall("look", '{"city": "New\\nYork", "days": 3}'), ParsedCall("now", "{}"))
+    assert parsed("mistral_args", text) == Parsed("", "So [it] is.", expected)
 
 
 @pytest.mark.parametrize("thought", Thought)

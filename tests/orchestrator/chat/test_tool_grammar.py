@@ -105,6 +105,7 @@ def test_reasoning_may_stand_before_a_required_call(
 def test_an_entry_is_found_by_what_its_template_shows() -> None:
     found = {
         "hermes": '{{ \'<tool_call>\' }}{"name": 1, "arguments": 2}</tool_call>',
+        "mistral_args": "[TOOL_CALLS]f[ARGS]{}",
         "mistral": '{{ "[TOOL_CALLS]" }}',
         "llama3_json": '<|eot_id|> Respond in the format {"name": function name, "parameters": dictionary',
         "qwen_function": "<|im_start|><tool_call>\n<function=f>\n<parameter=p></tool_call> arguments",
@@ -116,4 +117,6 @@ def test_an_entry_is_found_by_what_its_template_shows() -> None:
     for name, template in found.items():
         entry = format_of(template)
         assert (entry and entry.name) == name
-    assert format_of("[TOOL_CALLS]f[ARGS]{}") is None
+    assert format_of("[TOOL_CALLS]f[CALL_ID]i[ARGS]{}") is None
+    for other in ('<tool_calls>[{"name": 1}]</tool_calls>', '<invoke name="f">'):  # Apriel 1.5, MiniMax M3
+        assert format_of(f"<tool_call> arguments </tool_call> {other}") is None

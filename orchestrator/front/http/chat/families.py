@@ -13,6 +13,8 @@ class Layout(StrEnum):
 
     TAGGED = "tagged"
     """Tags around every call, and around each name and value of its arguments; text stands bare."""
+    NAMED = "named"
+    """A mark, the function's name, a mark, and the arguments as JSON, for every call."""
     BRACED = "braced"
     """Braces around every call's arguments: JSON with bare names, and marks around texts."""
 
@@ -26,11 +28,11 @@ class Layout(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """What stands between the parts of a call whose layout is TAGGED or BRACED."""
+    """What stands between the parts of a call whose layout is TAGGED, NAMED or BRACED."""
 
     named: str
     """Text behind the function's name."""
-    text: str
+    text: str = ""
     """The mark behind a text among the arguments, which no text contains; BRACED: on both sides."""
     key: tuple[str, str] = ("", "")
     """Texts around the name of an argument."""
@@ -55,7 +57,7 @@ class CallFormat:
     end: str = ""
     """The mark behind a call; empty where the layout has none."""
     tags: Tags | None = None
-    """The further marks of the layouts TAGGED and BRACED. A response template parses their answers."""
+    """The further marks of the layouts TAGGED, NAMED and BRACED. A response template parses their answers."""
     shown_by: tuple[str, ...] = ()
     """Texts that the family's chat template must all contain."""
     not_with: tuple[str, ...] = ()
@@ -74,7 +76,7 @@ FORMATS = (
         end="</tool_call>",
         arguments="arguments",
         shown_by=("<tool_call>", "</tool_call>", "arguments"),
-        not_with=("<function=", "<arg_key>", "<tool_sep>"),
+        not_with=("<function=", "<arg_key>", "<tool_sep>", "<tool_calls>", "<invoke"),
     ),
     CallFormat(  # Qwen 3 Coder, Qwen 3.5, Nemotron 3
         name="qwen_function",
@@ -129,6 +131,14 @@ FORMATS = (
         shown_by=("[TOOL_CALLS]",),
         not_with=("[ARGS]",),
         special=True,
+    ),
+    CallFormat(  # Devstral, Ministral 3
+        name="mistral_args",
+        layout=Layout.NAMED,
+        begin="[TOOL_CALLS]",
+        tags=Tags(named="[ARGS]"),
+        shown_by=("[TOOL_CALLS]", "[ARGS]"),
+        not_with=("[CALL_ID]",),
     ),
     CallFormat(  # Llama 3.1, 3.2, 3.3
         name="llama3_json",

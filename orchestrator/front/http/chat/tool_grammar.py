@@ -55,7 +55,7 @@ def calls_grammar(
             calls = '" "? "[" call (", " call)* "]"' if several else '" "? "[" call "]"'
         case Layout.BARE:
             calls = call  # the template says that one call may be made at a time
-        case Layout.TAGGED | Layout.BRACED:
+        case Layout.TAGGED | Layout.NAMED | Layout.BRACED:
             assert format_.tags is not None
             between = f"{json.dumps(format_.tags.between)} " if format_.tags.between else ""
             calls = f"call ({between}call)*" if several else call
@@ -73,6 +73,9 @@ def _call(format_: CallFormat, function: CalledFunction, writer: GrammarWriter) 
             return TaggedCalls(format_, writer).call(function.name, parameters)
         case Layout.BRACED:
             return BracedCalls(format_, writer).call(function.name, parameters)
+    if format_.tags is not None:
+        head = writer.literal(f"{format_.begin}{function.name}{format_.tags.named}")
+        return writer.rule(f"{head} {writer.json(parameters)}")
     head, tail = f'{{"name": {json.dumps(function.name)}, "{format_.arguments}": ', "}"
     if format_.layout is Layout.EACH:
         head, tail = f"{format_.begin}\n{head}", f"{tail}\n{format_.end}"

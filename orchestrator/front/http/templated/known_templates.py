@@ -52,6 +52,20 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
             "content": {},
         },
     },
+    "mistral_args": {
+        "start_anchor": ("[/INST]", "[/TOOL_RESULTS]"),
+        "fields": {
+            "reasoning_content": {"open": "[THINK]", "close": "[/THINK]"},
+            "tool_calls": {
+                "open_pattern": r"\s*\[TOOL_CALLS\]\s*(?P<name>[\w.-]+)\[ARGS\]",
+                "close_pattern": r"(?=\[TOOL_CALLS\])",
+                "repeats": True,
+                "content": "json",
+                "transform": _NAMED_CALL,
+            },
+            "content": {},
+        },
+    },
     "glm": _GLM,
     "glm_flat": _GLM,
     "gemma4": {
