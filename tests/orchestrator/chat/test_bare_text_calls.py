@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.front.http.chat.families import CallFormat, ThoughtMarks, format_named
+from orchestrator.front.http.chat.families import FORMATS, CallFormat, ThoughtMarks, format_named
 from orchestrator.front.http.chat.output_parser import Parsed, ParsedCall
 from orchestrator.front.http.chat.plan import Thought
 from orchestrator.front.http.chat.schema_view import with_types
@@ -18,6 +18,7 @@ from orchestrator.front.http.templated.template_parser import TemplateParser
 from outrider.tokens import TokenTable
 from speculative.errors import InvalidRequest
 from speculative.grammar import Grammar, GrammarKind
+from speculative.request_bounds import MAX_LARK_BYTES
 from tests.conftest import writing_tokenizer
 from verifier_service.grammar.library import MatcherFactory
 
@@ -304,6 +305,14 @@ def test_references_that_double_at_each_step_are_no_work_that_doubles() -> None:
     with pytest.raises(FieldRefused, match="more than 4096 schemas"):
         with_types("f", DOUBLING)
     assert time.process_time() - began < 2.0
+
+
+@pytest.mark.parametrize("format_", FORMATS, ids=lambda format_: format_.name)
+def test_as_many_tools_as_a_request_may_have_make_a_grammar_that_is_taken(format_: CallFormat) -> None:
+    schema = {"properties": {f"argument_{number}": ANY for number in range(10)}, "required": ["argument_3"]}
+    functions = [CalledFunction(f"function_{number}", schema) for number in range(128)]
+    grammar = calls_grammar(format_, functions, Thought.POSSIBLE, several=True)
+    assert len(grammar) < MAX_LARK_BYTES
 
 
 def test_an_object_that_allows_nothing_is_empty(

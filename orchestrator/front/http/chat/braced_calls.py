@@ -23,7 +23,7 @@ class BracedCalls:
         self._mark = format_.tags.text
         self._writer = writer
         self._known: dict[tuple[str, str], str] = {}
-        """Rules by function and schema, so that schemas that contain themselves end."""
+        """Rules by schema, and by the function whose references it has: schemas may contain themselves."""
 
     def call(self, name: str, parameters: Mapping[str, Any]) -> str:
         """The rule of a call of one function. Raises FieldRefused where the format cannot say its schema."""
@@ -38,7 +38,8 @@ class BracedCalls:
     def _value(self, view: SchemaView, function: str, place: str, schema: object) -> str:
         """The name of the rule of a schema's values."""
         plain = view.plain(schema)
-        key = function, json.dumps(plain, sort_keys=True)
+        text = json.dumps(plain, sort_keys=True)
+        key = function if '"$ref"' in text else "", text
         if key not in self._known:
             name = self._known[key] = self._writer.name("value")
             self._writer.rule(self._expression(view, function, place, plain), name)

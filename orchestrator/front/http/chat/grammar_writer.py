@@ -23,6 +23,8 @@ class GrammarWriter:
     def __init__(self, special: Mapping[str, int]) -> None:
         self._special = special
         self._rules: list[str] = []
+        self._known: dict[str, str] = {}
+        """Names of rules by what stands behind the name: tools repeat arguments of the same kind."""
         self._names = 0
 
     def text(self, start: str) -> str:
@@ -30,10 +32,18 @@ class GrammarWriter:
         return "\n".join([f"start: {start}", *self._rules])
 
     def rule(self, body: str, name: str = "") -> str:
-        """Adds a rule; returns its name."""
-        name = name or self.name("rule")
-        self._rules.append(f"{name}: {body}")
-        return name
+        """Adds a rule, unless one of this body is there; returns its name."""
+        if name:
+            self._rules.append(f"{name}: {body}")
+            return name
+        return self._once("rule", f": {body}")
+
+    def _once(self, kind: str, line: str) -> str:
+        """The name of a rule, added unless it is there. `line` is what stands behind the name."""
+        if line not in self._known:
+            name = self._known[line] = self.name(kind)
+            self._rules.append(name + line)
+        return self._known[line]
 
     def name(self, kind: str) -> str:
         """A name that no rule has."""
@@ -58,27 +68,24 @@ class GrammarWriter:
         Args:
             without: further marks that the text does not contain.
         """
-        terminal, name = self.name("TEXT"), self.name("text")
         forbidden = [f"~/(?s:.*){escaped(one.strip())}(?s:.*)/" for one in (mark, *without)]
-        self._rules.append(f"{terminal}: {' & '.join([*(patterns or ['/(?s:.*)/']), *forbidden])}")
+        terminal = self._once("TEXT", f": {' & '.join([*(patterns or ['/(?s:.*)/']), *forbidden])}")
         if mark in self._special:
-            return self.rule(f"{terminal} {self.literal(mark)}", name)
-        self._rules.append(f"{name}[suffix={json.dumps(mark)}]: {terminal}")
-        return name
+            return self._once("text", f": {terminal} {self.literal(mark)}")
+        return self._once("text", f"[suffix={json.dumps(mark)}]: {terminal}")
 
     def thought(self, mark: str) -> str:
         """A rule for reasoning up to its end mark, the mark, and the line ends behind it."""
         if mark in self._special:
             return self.rule(rf"/(?s:.*)/ {self.literal(mark)} /\n{{0,2}}/")
-        name = self.name("reasoning")
-        self._rules.append(f"{name}[lazy]: /(?s:.*){escaped(mark)}/")
+        name = self._once("reasoning", f"[lazy]: /(?s:.*){escaped(mark)}/")
         return self.rule(rf"{name} /\n{{0,2}}/")
 
     def json(self, schema: Mapping[str, Any]) -> str:
         """A rule for JSON by a schema."""
         text = json.dumps({**schema, "x-guidance": SPACING})
         # Within a string, since nothing else in JSON has it.
-        return self.rule("%json " + text.replace("%llguidance", r"\u0025llguidance"), self.name("json"))
+        return self._once("json", ": %json " + text.replace("%llguidance", r"\u0025llguidance"))
 
 
 def escaped(text: str) -> str:

@@ -5,7 +5,8 @@ function.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from orchestrator.front.http.chat.braced_calls import BracedCalls
@@ -46,7 +47,8 @@ def calls_grammar(
         special: ids of the marks that are special tokens of the model's tokenizer.
     """
     writer = GrammarWriter(special)
-    written = [_call(format_, function, writer) for function in functions]
+    rule_of = _calls(format_, writer)
+    written = [rule_of(function.name, _parameters(function)) for function in functions]
     call = writer.rule(" | ".join(written), "call")
     match format_.layout:
         case Layout.EACH:
@@ -65,18 +67,25 @@ def calls_grammar(
     return writer.text(f"{_thoughts(thought, marks, writer)}{calls}")
 
 
-def _call(format_: CallFormat, function: CalledFunction, writer: GrammarWriter) -> str:
-    """The rule of a call of one function."""
-    parameters = {"type": "object", **function.parameters} if function.parameters else _NO_ARGUMENTS
+def _parameters(function: CalledFunction) -> Mapping[str, Any]:
+    return {"type": "object", **function.parameters} if function.parameters else _NO_ARGUMENTS
+
+
+def _calls(format_: CallFormat, writer: GrammarWriter) -> Callable[[str, Mapping[str, Any]], str]:
+    """What adds the rule of a call of one function, by its name and the schema of its arguments."""
     match format_.layout:
         case Layout.TAGGED:
-            return TaggedCalls(format_, writer).call(function.name, parameters)
+            return TaggedCalls(format_, writer).call
         case Layout.BRACED:
-            return BracedCalls(format_, writer).call(function.name, parameters)
+            return BracedCalls(format_, writer).call
+    return partial(_json_call, format_, writer)
+
+
+def _json_call(format_: CallFormat, writer: GrammarWriter, name: str, parameters: Mapping[str, Any]) -> str:
     if format_.tags is not None:
-        head = writer.literal(f"{format_.begin}{function.name}{format_.tags.named}")
+        head = writer.literal(f"{format_.begin}{name}{format_.tags.named}")
         return writer.rule(f"{head} {writer.json(parameters)}")
-    head, tail = f'{{"name": {json.dumps(function.name)}, "{format_.arguments}": ', "}"
+    head, tail = f'{{"name": {json.dumps(name)}, "{format_.arguments}": ', "}"
     if format_.layout is Layout.EACH:
         head, tail = f"{format_.begin}\n{head}", f"{tail}\n{format_.end}"
     return writer.rule(f"{writer.literal(head)} {writer.json(parameters)} {writer.literal(tail)}")
