@@ -51,7 +51,7 @@ class BracedCalls:
         for word in ("anyOf", "oneOf"):
             if word in schema:
                 rest = {name: value for name, value in schema.items() if name not in (word, "type")}
-                some = (rest | view.plain(one) for one in schema[word])
+                some = ({**rest, **view.plain(one)} for one in schema[word])
                 return " | ".join(self._value(view, function, place, one) for one in some)
         types = view.types(schema) or TYPES
         for name in types:

@@ -62,6 +62,6 @@ class TaggedCalls:
         for word in ("anyOf", "oneOf"):
             if word in schema:
                 narrowed = {name: value for name, value in schema.items() if name not in (word, "type")}
-                some = [self._value(view, place, narrowed | view.plain(one)) for one in schema[word]]
+                some = [self._value(view, place, {**narrowed, **view.plain(one)}) for one in schema[word]]
                 return f"({' | '.join(some)})"
         return writer.closed(text_patterns(schema), mark, without=[self._format.end.splitlines()[-1]])
