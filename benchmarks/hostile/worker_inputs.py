@@ -14,6 +14,7 @@ from outrider.v1.common_pb2 import SessionKey
 MB = 1 << 20
 HELD_S = 4.0
 JUNK = (b"\xff" * 100, b"\x0a\xff\xff\xff\x7f", b"\xaa\x06\x01x" * 2_000_000)
+KEY = SessionKey(tenant="attacker", session="s")
 VERIFIER = ("Describe", "Tokenizer", "Open", "Watch", "Cancel", "Explain")
 SOURCE = ("Describe", "Attach")
 CORPORA = ("ListCorpora", "BuildCorpus", "LoadCorpus", "UnloadCorpus")
@@ -68,10 +69,15 @@ def registry() -> Sequence[Input]:
     return [sent("registry", method, message) for message in messages]
 
 
-def verifier() -> Sequence[Input]:
-    """What an authenticated and mad orchestrator sends to a verifier."""
-    key = SessionKey(tenant="attacker", session="s")
-    opens = [verifier_pb2.OpenRequest(key=key, epoch=1) for _ in range(6)]
+def verifier_junk() -> Sequence[Input]:
+    """Bytes that are no message, at every method of a verifier."""
+    junk = [sent("verifier", f"Verifier/{method}", data) for method in VERIFIER for data in JUNK]
+    return [*junk, *[call("verifier", "Verifier/Cancel", b"\xff")] * 200]
+
+
+def verifier_opens() -> Sequence[Input]:
+    """Sessions far too large, as an authenticated and mad orchestrator opens them."""
+    opens = [verifier_pb2.OpenRequest(key=KEY, epoch=1) for _ in range(6)]
     opens[0].ids.extend([5] * 20_000_000)
     opens[1].ids.extend([2**31] * 5_000_000)
     opens[2].sampling.stop_ids.extend(range(4_000_000))
@@ -79,32 +85,39 @@ def verifier() -> Sequence[Input]:
     opens[4].stop.extend(["s"] * 2_000_000)
     for number in range(300_000):
         opens[5].sources.add(name=f"s{number}", address="127.0.0.1:1")
+    return [call("verifier", "Verifier/Open", each.SerializeToString()) for each in opens]
+
+
+def verifier_watches() -> Sequence[Input]:
+    """Streams with too many cursors, with junk behind a cursor, and without an end."""
     cursors = verifier_pb2.WatchRequest()
     for alias in range(400_000):
-        cursors.add.add(alias=alias, key=key, epoch=1)
+        cursors.add.add(alias=alias, key=KEY, epoch=1)
     drops = verifier_pb2.WatchRequest(drop=range(5_000_000))
-    cursor = verifier_pb2.WatchRequest(add=[verifier_pb2.Cursor(alias=1, key=key, epoch=1)])
+    cursor = verifier_pb2.WatchRequest(add=[verifier_pb2.Cursor(alias=1, key=KEY, epoch=1)])
     return [
-        *(sent("verifier", f"Verifier/{method}", data) for method in VERIFIER for data in JUNK),
-        *(call("verifier", "Verifier/Open", each.SerializeToString()) for each in opens),
         sent("verifier", "Verifier/Watch", cursors.SerializeToString()),
         sent("verifier", "Verifier/Watch", drops.SerializeToString()),
         sent("verifier", "Verifier/Watch", cursor.SerializeToString(), b"\xff" * 100),
         *[endless("verifier", "Verifier/Watch", cursor.SerializeToString())] * 4,
         *[endless("verifier", "Verifier/Watch", b"")] * 4,
-        *[call("verifier", "Verifier/Cancel", b"\xff")] * 200,
     ]
+
+
+def verifier_many() -> Sequence[Input]:
+    """Streams that each stay below what one may send, and together do not."""
+    cursor = verifier_pb2.WatchRequest(add=[verifier_pb2.Cursor(alias=1, key=KEY, epoch=1)])
+    return [endless("verifier", "Verifier/Watch", cursor.SerializeToString(), 0.002)] * 48
 
 
 def sources() -> Sequence[Input]:
     """What an authenticated and mad verifier sends to a drafter and to a retrieval worker."""
-    key = SessionKey(tenant="attacker", session="s")
-    follow = draft_source_pb2.Follow(alias=1, key=key, epoch=1, prompt_length=1, limit=2_000, node_limit=16)
+    follow = draft_source_pb2.Follow(alias=1, key=KEY, epoch=1, prompt_length=1, limit=2_000, node_limit=16)
     huge = draft_source_pb2.AttachRequest(follow=[follow])
     huge.follow[0].ids.extend([5] * 20_000_000)
     many = draft_source_pb2.AttachRequest()
     for alias in range(100_000):
-        many.follow.add(alias=alias, key=key, epoch=1)
+        many.follow.add(alias=alias, key=KEY, epoch=1)
     progress = draft_source_pb2.AttachRequest(
         progress=[draft_source_pb2.Progress(alias=7, position=1, ids=[5])]
     )
@@ -142,7 +155,10 @@ def corpora() -> Sequence[Input]:
 
 CLASSES = [
     HostileClass("registry", registry, at_once=16),
-    HostileClass("verifier port", verifier),
+    HostileClass("verifier: junk", verifier_junk),
+    HostileClass("verifier: opens", verifier_opens),
+    HostileClass("verifier: watches", verifier_watches),
+    HostileClass("verifier: many streams", verifier_many, at_once=48),
     HostileClass("source ports", sources),
     HostileClass("retrieval port", corpora),
 ]

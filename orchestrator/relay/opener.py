@@ -188,6 +188,18 @@ class Opener:
         if self._epochs.passes(epoch):
             self._state.epoch = max(self._state.epoch, epoch)
 
+    def waits(self) -> int:
+        """Record that a new request waits for its turn, so that a Cancel finds the request from anywhere.
+
+        Returns the epoch of the record, which no verifier gets; Cancels of it are meant for this request.
+        """
+        request, known = self._request, self._state.epoch
+        self.first = epoch = self._above(known) if known else self._epochs.next()
+        self._state.opens(epoch)
+        record = SessionRecord(request.key, epoch, "", request.choices, request=request.mark)
+        self._ledger.opened(record, epoch, {})
+        return epoch
+
     async def open(
         self,
         link: VerifierLink,

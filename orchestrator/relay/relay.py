@@ -18,10 +18,13 @@ from orchestrator.relay.opening_turns import OpeningTurns
 from orchestrator.relay.relayed_request import RelayedRequest
 from orchestrator.relay.request_state import RequestDeadline, RequestState
 from orchestrator.relay.source_mover import SourceMover
-from orchestrator.store.ledger import Ledger
+from orchestrator.store.ledger import Ledger, Whereabouts
 from outrider.wire.codec import SessionKey
 from outrider.wire.names import EDGE, MAX_SOURCES
 from speculative.errors import OutriderError, StaleEpoch, Superseded
+
+LOOK_S = 1.0
+"""Pause between two looks of a request that waits for its turn for a Cancel in the store, in seconds."""
 
 
 class Relay:
@@ -67,8 +70,7 @@ class Relay:
         come = asyncio.Event()
         turn = self._turns[target.name].enter(request.key.tenant, request.choices, come.set)
         try:
-            await _wait_for(come, state, deadline)
-            known = await self._ledger.whereabouts(request, target.name)
+            known = await self._begun(come, opener, state, deadline, request, target.name)
             state.cancelled = state.cancelled or known.cancelled
             async with aclosing(relayed.events(known)) as events:
                 async for event in events:
@@ -81,8 +83,9 @@ class Relay:
             relayed.use(())
             if self._running.get(request.key) is state:
                 del self._running[request.key]
-            if relayed.ended or not request.resumable:
-                self._ledger.ended(request, target.name, relayed.epoch, whole=relayed.ended)
+            if relayed.ended or not request.resumable or not relayed.epoch:
+                epoch = relayed.epoch or opener.first
+                self._ledger.ended(request, target.name, epoch, whole=relayed.ended)
             else:
                 self._ledger.left(request.key, relayed.epoch)
 
@@ -94,7 +97,8 @@ class Relay:
         record = await self._ledger.cancel(key)
         link = self._fleet.verifiers.get(record.verifier) if record is not None else None
         if record is None or link is None:
-            return state is not None
+            waits = record is not None and not record.verifier and not record.cancelled
+            return state is not None or waits
         keys = [key._replace(choice=choice) for choice in range(record.choices)]
         found = await asyncio.gather(*(_cancel(link, choice, record.epoch) for choice in keys))
         return (any(found) and not record.cancelled) or state is not None
@@ -103,6 +107,39 @@ class Relay:
         """Give every client this error in place of all further tokens."""
         for state in self._running.values():
             state.end(error)
+
+    async def _begun(
+        self,
+        come: asyncio.Event,
+        opener: Opener,
+        state: RequestState,
+        deadline: RequestDeadline,
+        request: AdmittedRequest,
+        model: str,
+    ) -> Whereabouts:
+        """Where the session is known to be, once the request may begin.
+
+        Raises the error that ended the request meanwhile.
+        """
+        if come.is_set() or request.have is not None:  # a request that resumes is on record already
+            await _wait_for(come, state, deadline)
+            return await self._ledger.whereabouts(request, model)
+        known = await self._ledger.whereabouts(request, model)  # before the record says something else
+        epoch = opener.waits()
+        look = asyncio.create_task(self._look(request, epoch, state), name="cancels of a waiting request")
+        try:
+            await _wait_for(come, state, deadline)
+        finally:
+            look.cancel()
+        state.cancelled |= await self._ledger.is_cancelled(request.key, epoch, request.mark)
+        return known
+
+    async def _look(self, request: AdmittedRequest, epoch: int, state: RequestState) -> None:
+        """Cancel a waiting request once another orchestrator has had its Cancel."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if await self._ledger.is_cancelled(request.key, epoch, request.mark):
+                return state.cancel()
 
     def _sources(self, request: AdmittedRequest, target: TargetModel) -> tuple[ChosenSource, ...]:
         """The sources that draft for a new request. Raises InvalidRequest for a name that no source has."""

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from google.protobuf.message import DecodeError
 
 from outrider.v1 import generation_pb2
+from outrider.wire.incoming.http_url import http_url
 from speculative.errors import (
     InvalidRequest,
     OutriderError,
@@ -82,12 +83,7 @@ class WebAddress:
     """For https; None: the system's authorities are trusted."""
 
     def __post_init__(self) -> None:
-        try:
-            split = urlsplit(self.url)
-            usable = split.scheme in ("http", "https") and split.hostname and split.port != 0
-        except ValueError:  # a port that is no number or above 65535, or a broken IPv6 address
-            usable = False
-        if not usable:
+        if http_url(self.url) is None:
             raise InvalidRequest(
                 f"{self.url!r} is not the URL of an orchestrator's HTTP API; give http://HOST:PORT or https://HOST"
             )

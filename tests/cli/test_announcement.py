@@ -88,6 +88,9 @@ def test_on_a_terminal_bars_show_bytes_and_tensors() -> None:
         loading.show([child("verifier", loaded=3, of=10), child("drafter"), child("retrieval", ready=True)])
         loading.show([child("verifier", loaded=10, of=10)])
     assert "checks its passes" in out.getvalue()
+    with LoadProgress(shown, compiles=True) as loading:
+        loading.show([child("verifier", loaded=10, of=10)])
+    assert "compiles its passes" in out.getvalue()
     assert "drafter" in out.getvalue()
 
 

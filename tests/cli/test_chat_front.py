@@ -48,3 +48,9 @@ def test_a_redirect_gets_no_key_and_is_named(shown: tuple[str, list[str | None]]
     with pytest.raises(CommandFailed, match=r"sends elsewhere, to 'http://localhost:\d+/elsewhere'"):
         HttpFront(url, Access()).rendered([{"role": "user", "content": "x"}], "")
     assert keys == []
+
+
+@pytest.mark.parametrize("url", ["x", "http://127.0.0.1:99999", "http://["])
+def test_a_url_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(CommandFailed, match="is not the URL of an HTTP API"):
+        HttpFront(url, Access())

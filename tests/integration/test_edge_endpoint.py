@@ -122,10 +122,17 @@ def test_the_endpoint_says_how_the_device_is_used(
     assert body["explain"]["why"]
 
 
-@pytest.mark.parametrize("headers", [{"Origin": "https://evil.example"}, {"Host": "evil.example"}])
+@pytest.mark.parametrize(
+    "headers", [{"Origin": "https://evil.example"}, {"Host": "evil.example"}, {"Host": "["}]
+)
 def test_pages_of_other_sites_are_refused(endpoint: EdgeEndpoint, headers: dict[str, str]) -> None:
     status, body = call(endpoint.url, "/v1/models", headers)
     assert (status, body["error"]["type"]) == (403, "permission_error")
+
+
+def test_a_length_in_digits_that_are_none_is_refused(endpoint: EdgeEndpoint) -> None:
+    status, body = call(endpoint.url, "/v1/models", {"Content-Length": "\xb2"})
+    assert (status, body["error"]["message"]) == (411, "send Content-Length, up to 64 MiB")
 
 
 def call(url: str, path: str, headers: dict[str, str] | None = None) -> tuple[int, Any]:

@@ -9,12 +9,16 @@ import pytest
 
 from outrider.v1 import common_pb2
 from outrider.wire.incoming.message_stream import (
+    ALL_BURST_S,
+    ALL_SHARE,
+    BARE_SHARE,
     BURST_S,
     BYTE_S,
     FIRST_S,
     LEAST_S,
     MESSAGE_S,
     SHARE,
+    CommonSavings,
     MessageStream,
     Newcomers,
     Pace,
@@ -68,6 +72,44 @@ def test_a_first_small_message_never_waits_however_many_streams_others_open() ->
         newcomers.take(0.0)
     pace = Pace(now=0.0, saved_s=newcomers.take(0.0))
     assert pace.charge(MESSAGE_S + 2**15 * BYTE_S, now=0.0, others=1000) == 0.0
+
+
+def busy_share(streams: int, each: float, seconds: float = 20.0, tick: float = 0.01) -> float:
+    """The share of the time that streams spend which are all idle at first, and then send at this rate."""
+    common = CommonSavings()
+    paces = [Pace(now=0.0, saved_s=BURST_S, common=common) for _ in range(streams)]
+    even_at, now, spent = [100.0] * streams, 100.0, 0.0
+    while now < 100.0 + seconds:
+        for number, pace in enumerate(paces):
+            if even_at[number] <= now:
+                overdrawn = sum(at > now for at in even_at)
+                even_at[number] = now + pace.charge(each * tick, now, overdrawn)
+                spent += each * tick
+        now += tick
+    return spent / seconds
+
+
+def test_many_streams_that_stay_below_their_shares_do_not_take_the_loop_together() -> None:
+    assert busy_share(50, each=0.09) < ALL_SHARE + SHARE + 50 * BARE_SHARE + 0.02
+    assert busy_share(2, each=0.09) == pytest.approx(0.18, rel=0.02)
+
+
+def test_a_burst_of_many_idle_streams_is_no_longer_than_the_common_savings() -> None:
+    common = CommonSavings()
+    paces = [Pace(now=0.0, saved_s=BURST_S, common=common) for _ in range(100)]
+    unwaited = sum(BURST_S for pace in paces if pace.charge(BURST_S, now=100.0) < 0.01)
+    assert unwaited <= ALL_BURST_S
+
+
+def test_a_stream_of_few_messages_never_waits_for_peers_that_spend_everything() -> None:
+    common = CommonSavings()
+    mad = [Pace(now=0.0, saved_s=BURST_S, common=common) for _ in range(100)]
+    quiet, waits = Pace(now=0.0, saved_s=BURST_S, common=common), []
+    for tick in range(1, 400):
+        for pace in mad:
+            pace.charge(0.1, now=0.05 * tick)
+        waits.append(quiet.charge(2 * MESSAGE_S, now=0.05 * tick))
+    assert max(waits) == 0.0
 
 
 async def test_streams_of_one_peer_wait_for_one_another() -> None:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from outrider.tokens import TokenTable
 from speculative.errors import InvalidRequest, Overloaded
 from speculative.grammar import Grammar, Matcher
-from verifier_service.grammar.library import MatcherFactory, written
+from verifier_service.grammar.library import MatcherFactory, for_trial, written
 from verifier_service.grammar.trial import STACK_MIB
 from verifier_service.grammar.vetting import Vetting
 
@@ -78,7 +78,7 @@ class Grammars:
         if known is not None:
             self._verdicts.move_to_end(grammar)
             return known
-        text = written(grammar)
+        text = for_trial(written(grammar))
         if self._in_trial >= _MOST_WAITING:
             raise Overloaded(f"{self._in_trial} grammars wait to be compiled", _RETRY_AFTER_S)
         self._in_trial += 1

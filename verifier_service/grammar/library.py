@@ -16,13 +16,15 @@ from outrider.tokens import TokenTable
 from speculative.errors import EmptySupport, InvalidRequest
 from speculative.grammar import ForcedToken, Grammar, GrammarKind
 from verifier_service.grammar.forcing import forced_tokens
-from verifier_service.grammar.trial import Vocabulary, matcher
+from verifier_service.grammar.trial import TRIED_ID, Vocabulary, matcher
 from verifier_service.grammar.vetting import readable
 
 # Forced tokens would depend on how a tokenizer splits text. Without them a mask is a function of bytes alone.
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
 _LITERALS = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/')
 """Strings, comments and regular expressions of a Lark grammar, in which operators have no meaning."""
+_SPECIAL_ID = re.compile(r"<\[(\d{1,9})\]>")
+"""A special token in a Lark grammar."""
 
 
 def written(grammar: Grammar) -> str:
@@ -52,9 +54,10 @@ def _lark(text: str) -> str:
     if "%llguidance" in text:
         raise InvalidRequest("lark has %llguidance, which only the server may set; leave it out")
     bare = _LITERALS.sub("", text)
-    if special := re.search(r"<[^\s>]*>", bare):
+    if special := re.search(r"<(?!\[\d{1,9}\]>)[^\s>]*>", bare):
         raise InvalidRequest(
-            f"lark has {special[0][:80]}: special tokens have no text that could match; leave them out"
+            f"lark has {special[0][:80]}: special tokens have no text that could match; write a special "
+            "token as <[ID]>, or leave it out"
         )
     if "temperature" in bare:
         raise InvalidRequest("lark has temperature; set the request's temperature instead")
@@ -62,6 +65,11 @@ def _lark(text: str) -> str:
         gbnf = "; the text looks like GBNF, which is another language" if "::=" in text else ""
         raise InvalidRequest(f"lark has no rule `start`, with which a grammar begins{gbnf}")
     return text
+
+
+def for_trial(written_grammar: str) -> str:
+    """The grammar for the trial's own vocabulary, which has one special token."""
+    return _SPECIAL_ID.sub(f"<[{TRIED_ID}]>", written_grammar)
 
 
 class MatcherFactory:
@@ -78,7 +86,10 @@ class MatcherFactory:
         table = [b"" if id_ in end_ids else tokens.token_bytes(id_) for id_ in range(size)]
         special = sorted(tokens.special_ids | set(end_ids))
         vocabulary = Vocabulary(table, special, list(end_ids))
-        self._tokens = vocabulary.tokens
+        self._tokens = list(vocabulary.tokens)
+        for id_ in special:  # without names of their own, the library takes one special token for another
+            vocabulary.tokens[id_] = f"<{id_}>".encode()
+        self._special_ids = tokens.special_ids - set(end_ids)
         self._tokenizer = vocabulary.tokenizer()
         self._vocabulary_size = vocabulary_size
 
@@ -87,6 +98,7 @@ class MatcherFactory:
 
         Raises InvalidRequest where the grammar allows no text, or not these tokens.
         """
+        self._check_special(grammar)
         made = matcher(self._tokenizer, written(grammar))
         if made.is_error():
             raise InvalidRequest(f"{grammar.kind} cannot be used: {readable(made.get_error())}")
@@ -102,6 +114,15 @@ class MatcherFactory:
             except EmptySupport as error:
                 raise InvalidRequest(f"{grammar.kind} cannot be used: {error}") from error
         return found
+
+    def _check_special(self, grammar: Grammar) -> None:
+        if grammar.kind is not GrammarKind.LARK:
+            return
+        for id_ in map(int, _SPECIAL_ID.findall(_LITERALS.sub("", grammar.text))):
+            if id_ not in self._special_ids:
+                raise InvalidRequest(
+                    f"lark has <[{id_}]>, but {id_} is no special token that may stand in a text"
+                )
 
 
 class LibraryMatcher:

@@ -23,6 +23,8 @@ STACK_MIB = 8
 _LONGEST_TOKEN = 1024
 _STEPS = 64
 _BYTES = 256
+TRIED_ID = 257
+"""The special token of the trial's vocabulary, behind the bytes and the id that ends a text."""
 _MIB = 1024 * 1024
 
 
@@ -72,12 +74,13 @@ def matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
 def try_out(grammar: str) -> str:
     """The fault of a grammar, in the library's words; empty where none is found."""
     tokens = [bytes([byte]) for byte in range(_BYTES)]
-    tried = matcher(Vocabulary([*tokens, b""], [_BYTES], [_BYTES]).tokenizer(), grammar)
+    vocabulary = Vocabulary([*tokens, b"<256>", b"<257>"], [_BYTES, TRIED_ID], [_BYTES])
+    tried = matcher(vocabulary.tokenizer(), grammar)
     for step in range(_STEPS):
         if tried.is_error():
             break
         mask = tried.compute_bitmask()
-        ids = [id_ for id_ in range(_BYTES) if mask[id_ // 8] >> id_ % 8 & 1]
+        ids = [id_ for id_ in (*range(_BYTES), TRIED_ID) if mask[id_ // 8] >> id_ % 8 & 1]
         if tried.is_error() or not ids:
             break
         # Any way through the grammar, as long as it is the same each time.

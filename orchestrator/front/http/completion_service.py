@@ -22,7 +22,7 @@ from orchestrator.front.http.bodies.fill_in_middle import fill_in_middle
 from orchestrator.front.http.bodies.intake import BodyIntake
 from orchestrator.front.http.bodies.reading import Prompt, ReadBody
 from orchestrator.front.http.chat.chat_fields import ChatFields
-from orchestrator.front.http.chat.plan import ChatPlan, Thought
+from orchestrator.front.http.chat.plan import ChatPlan
 from orchestrator.front.http.chat.reasoning_count import ReasoningCount
 from orchestrator.front.http.field_faults import FieldRefused
 from orchestrator.front.http.fields import CompletionFields, GenerationFields
@@ -197,14 +197,14 @@ class CompletionService:
             await asyncio.sleep(0)  # others have their turn between two prompts
         self._check_choices(requests, target)
         format_ = _format(read.chat, target, requests[0])
-        thought = Thought.NONE if read.chat is None else read.chat.thought
+        plan = read.chat or ChatPlan()
         answers = AnswerAccumulator(
             requests,
             echoed,
             silent=translate.prompt_alone(body),
-            reasoning=partial(ReasoningCount, target.tokens, thought),
+            reasoning=partial(ReasoningCount, target.tokens, plan.thought, plan.marks),
         )
-        parsing = AnswerParsing(self._parsers, "" if read.chat is None else read.chat.order)
+        parsing = AnswerParsing(self._parsers, plan.order)
         return CompletionJob(
             body, caller, target, format_, tuple(requests), answers, seed, name, read.chat, parsing
         )

@@ -2,7 +2,6 @@
 
 from contextlib import ExitStack
 from ipaddress import ip_address
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -12,6 +11,7 @@ from orchestrator.front.auth import DEFAULT_TENANT, Caller, Gate
 from orchestrator.front.http.connections.websocket import credentials_in
 from orchestrator.front.http.errors import MESSAGES_PATH, error_response
 from orchestrator.front.http.field_faults import FieldRefused, quoted
+from outrider.wire.incoming.http_url import named_host
 from outrider.wire.origin import REQUEST_KEY, arrived, origin_of
 from speculative.errors import OutriderError, PermissionDenied
 
@@ -112,7 +112,7 @@ class OriginMiddleware:
 
 def _is_address(host: str) -> bool:
     """Whether a Host header names this machine or an address, with or without a port."""
-    name = urlsplit(f"//{host}").hostname or ""
+    name = named_host(host)
     try:
         return name == "localhost" or bool(ip_address(name))
     except ValueError:

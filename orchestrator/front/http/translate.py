@@ -24,8 +24,7 @@ from orchestrator.front.http.fields import (
     JsonSchemaFormat,
     StructuredOutputs,
 )
-from orchestrator.front.http.templated.known_templates import response_template
-from orchestrator.front.http.templated.parse_order import marks_of
+from orchestrator.front.http.templated.special_marks import special_marks
 from outrider.v1 import common_pb2, generation_pb2
 from outrider.wire.codec import grammar_to_wire
 from outrider.wire.criteria import criterion_of
@@ -181,9 +180,7 @@ def _shown_ids(plan: ChatPlan | None, target: TargetModel) -> frozenset[int]:
     if plan is None or tokens is None:
         return frozenset()
     if plan.order and target.chat is not None:
-        marks = marks_of(response_template(target.chat))
-        named = ((id_, tokens.token(id_)) for id_ in tokens.special_ids - target.eos_ids)
-        return frozenset(id_ for id_, name in named if name and name in marks)
+        return frozenset(special_marks(target).values())
     if (format_ := format_named(plan.format)) is None:
         return frozenset()
     return frozenset(id_ for id_ in tokens.special_ids if tokens.token(id_) in (format_.begin, format_.end))

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outrider.cli.access import Access, ApiKeyFile, Ca, Cert, CertKey
-from outrider.cli.failures import CommandFailed
+from outrider.cli.failures import CommandFailed, usage
+from outrider.wire.incoming.http_url import http_url
 
 if TYPE_CHECKING:
     import ssl
@@ -78,6 +79,8 @@ class HttpFront:
     """The parts of the HTTP API that a conversation needs."""
 
     def __init__(self, url: str, access: Access) -> None:
+        if http_url(url) is None:
+            raise usage(f"--url {url!r} is not the URL of an HTTP API, such as http://127.0.0.1:8000")
         self._url = url.rstrip("/")
         self._access = access
 

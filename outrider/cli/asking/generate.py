@@ -14,8 +14,8 @@ from outrider.client.options import Options
 from outrider.wire.names import MAX_REFERENCES
 from speculative.acceptance.criterion import Promise
 
-_OF_DRAFTS = ("sources", "corpora", "nodes", "policy", "criterion", "references", "edit")
-"""Options that mean nothing without drafts."""
+_OF_DRAFTS = ("sources", "corpora", "nodes", "policy", "criterion")
+"""Options that say how to draft. Texts to copy from describe the answer, and may stay, as in every API."""
 
 
 def parse_ids(text: str, flag: str) -> list[int]:

@@ -84,10 +84,15 @@ class DownloadProgress:
 
 
 class LoadProgress:
-    """Shows processes that start: a line or bar each, with the tensors that are loaded, until it is ready."""
+    """Shows processes that start: a line or bar each, with the tensors that are loaded, until it is ready.
 
-    def __init__(self, console: Console) -> None:
+    Args:
+        compiles: whether models' passes are compiled before they serve.
+    """
+
+    def __init__(self, console: Console, *, compiles: bool = False) -> None:
         self._console = console
+        self._compiles = compiles
         self._began_s = self._told_s = time.monotonic()
         self._tasks: dict[str, TaskID] = {}
         self._progress = Progress(
@@ -116,10 +121,13 @@ class LoadProgress:
                 self._draw(child)
         elif time.monotonic() - self._told_s >= LINE_EVERY_S:
             self._told_s = time.monotonic()
-            states = ", ".join(f"{child.role} {state_of(child)}" for child in children if not child.ready)
+            states = ", ".join(f"{child.role} {self._state(child)}" for child in children if not child.ready)
             if states:
                 took = self._told_s - self._began_s
                 self._console.out(f"starting for {took:.0f} s: {states}", highlight=False)
+
+    def _state(self, child: ServiceProcess) -> str:
+        return state_of(child, compiles=self._compiles)
 
     def _draw(self, child: ServiceProcess) -> None:
         task = self._tasks.get(child.role)
@@ -128,18 +136,18 @@ class LoadProgress:
         # A task stops its clock once its total is completed.
         total = 1 if child.ready else child.of or None
         done = 1 if child.ready else min(child.loaded, max(0, child.of - 1))
-        self._progress.update(task, total=total, completed=done, state=state_of(child))
+        self._progress.update(task, total=total, completed=done, state=self._state(child))
 
 
-def state_of(child: ServiceProcess) -> str:
-    """What a starting process does, in words."""
+def state_of(child: ServiceProcess, *, compiles: bool = False) -> str:
+    """What a starting process does, in words; `compiles`: its passes are compiled before it serves."""
     if child.ready:
         return "ready"
     if not child.of:
         return "starts"
     if child.loaded < child.of:
         return f"has loaded {child.loaded:,} of {child.of:,} tensors"
-    return "checks its passes"
+    return "compiles its passes, in some minutes unless they are kept" if compiles else "checks its passes"
 
 
 def amount(size: int) -> str:

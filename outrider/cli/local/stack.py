@@ -171,6 +171,8 @@ class Stack:
         self._held = contextlib.ExitStack()
         self.notes: list[str] = []
         """Notes for the user about choices that `up` made, a line each."""
+        self.compiles = options.passes == "compiled"
+        """Whether models' passes are compiled before they serve."""
         self._overrides = options.overrides
         verifier_threads, drafter_threads = options.thread_counts(len(drafters))
         self._roles = [self._model_role("verifier", target, verifier_threads, options)]

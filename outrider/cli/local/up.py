@@ -68,7 +68,7 @@ def _start(stack: Stack) -> None:
     for note in stack.notes:
         _say(note)
     stack.start()
-    with LoadProgress(standard_error()) as progress:
+    with LoadProgress(standard_error(), compiles=stack.compiles) as progress:
         for _ in stack.wait_ready(progress.show):
             pass
 

@@ -10,11 +10,11 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import urlsplit
 
 from outrider.edge.backends import LISTED
 from outrider.edge.backends.gguf_vocabulary import read_vocabulary, vocabulary_digest
 from outrider.edge.top_k import DraftModelFailed, TopK
+from outrider.wire.incoming.http_url import http_url
 from speculative.errors import InvalidRequest
 
 TIMEOUT_S = 10.0
@@ -33,8 +33,8 @@ class LlamaServerModel:
     """
 
     def __init__(self, url: str, vocabulary: Path | None = None, slot: int = 0) -> None:
-        split = urlsplit(url)
-        if split.scheme not in ("http", "https") or not split.hostname:
+        split = http_url(url)
+        if split is None or split.hostname is None:
             raise InvalidRequest(f"{url!r} is not the URL of a llama-server, such as http://127.0.0.1:8080")
         self.name = url
         self.max_length = 1 << 20

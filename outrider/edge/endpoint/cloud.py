@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
+from outrider.wire.incoming.http_url import http_url
 from speculative.errors import InvalidRequest, Unavailable
 
 TIMEOUT_S = 600.0
@@ -51,8 +52,8 @@ class Cloud:
     """
 
     def __init__(self, url: str, api_key: str | None = None, ca: str | Path | None = None) -> None:
-        split = urlsplit(url)
-        if split.scheme not in ("http", "https") or not split.hostname:
+        split = http_url(url)
+        if split is None or split.hostname is None:
             raise InvalidRequest(f"{url!r} is not the URL of an orchestrator, such as https://cloud.example")
         self.url = url
         self._host, self._port, self._base = split.hostname, split.port, split.path.rstrip("/")

@@ -4,23 +4,26 @@ import contextlib
 import http.client
 import json
 import logging
+import re
 import secrets
 import threading
 import time
 from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
-from urllib.parse import urlsplit
 
 from outrider.edge.edge_drafter import EdgeDrafter, EdgeStream
 from outrider.edge.endpoint.asked import PATHS, AskedBody, read_body, with_defaults
 from outrider.edge.endpoint.cloud import HOP_BY_HOP, Cloud
 from outrider.edge.endpoint.formats import AnswerFormat, broken_off, error_of
 from outrider.edge.local_answer import LOCAL, LocalStream
+from outrider.wire.incoming.http_url import named_host, path_of
 from speculative.errors import InvalidRequest, OutriderError, Unavailable
 
 log = logging.getLogger(__name__)
 
+LENGTH = re.compile("[0-9]{1,18}")
+"""A Content-Length; str.isdigit takes digits that int does not."""
 MOST_BODY = 64 << 20
 """Most bytes of an app's request body."""
 IDLE_S = 120.0
@@ -107,7 +110,7 @@ class _Handler(BaseHTTPRequestHandler):
             body = self._body()
             if body is None or self._is_foreign():
                 return
-            path = urlsplit(self.path).path
+            path = path_of(self.path)
             if self.command == "GET" and path == "/edge":
                 self._send_json(200, self.server.endpoint.explain())
             elif self.command == "POST" and path in PATHS and self._drafted(body, chat=PATHS[path]):
@@ -118,7 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _body(self) -> bytes | None:
         """The call's body; None if the endpoint refused the body."""
         length = self.headers.get("Content-Length", "0")
-        if "Transfer-Encoding" in self.headers or not length.isdigit() or int(length) > MOST_BODY:
+        if "Transfer-Encoding" in self.headers or not LENGTH.fullmatch(length) or int(length) > MOST_BODY:
             self.close_connection = True
             self._send_json(411, error_of("send Content-Length, up to 64 MiB", "invalid_request_error"))
             return None
@@ -126,10 +129,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _is_foreign(self) -> bool:
         """Whether a page of another site calls; if so, the endpoint has refused the call."""
-        host = urlsplit(f"//{self.headers.get('Host', '')}").hostname
+        named = self.headers.get("Host", "")
         origin = self.headers.get("Origin")
-        if host in self.server.endpoint.hosts and (
-            origin is None or urlsplit(origin).netloc == self.headers["Host"]
+        if named_host(named) in self.server.endpoint.hosts and (
+            origin is None or origin.partition("://")[2] == named
         ):
             return False
         self._send_json(403, error_of("this endpoint is for programs on this machine", "permission_error"))

@@ -3,7 +3,8 @@
 A peer may send messages as fast as the connection takes them. Each stream has an account of processor time,
 which fills with the clock; a stream that has overdrawn its account is read again once the account is even.
 Meanwhile gRPC's flow control makes the peer wait. Streams that are overdrawn at once share what one may take,
-however many a peer has opened.
+however many a peer has opened. Beyond a bare share of its own, each stream draws on one account of all
+streams, so that many streams below their shares do not take the loop together.
 """
 
 import asyncio
@@ -21,6 +22,15 @@ BURST_S = 0.1
 """The most processor time that a stream saves up, in seconds."""
 FIRST_S = 0.01
 """The most processor time that a stream may spend as it begins, in seconds."""
+ALL_SHARE = 0.2
+"""Largest lasting share of the event loop's time for reading the messages of all streams together, beside
+what BARE_SHARE leaves to each."""
+ALL_BURST_S = 0.1
+"""The most processor time that all streams save up together, in seconds."""
+BARE_SHARE = 0.005
+"""The share that every stream has to itself, whatever others spend: some 50 messages a second."""
+BARE_BURST_S = 0.002
+"""The most that every stream saves up for itself, in seconds."""
 MESSAGE_S = 100e-6
 """What reading one message is taken to cost, in seconds of processor time."""
 BYTE_S = 3e-9
@@ -29,12 +39,46 @@ LEAST_S = 2 * MESSAGE_S
 """What every stream may spend as it begins: one message of up to 32 KiB never waits for other peers."""
 
 
-class Pace:
-    """One stream's account of processor time. Pure: the caller passes the time and sleeps."""
+class Savings:
+    """Processor time that fills with the clock, up to a most. Pure: the caller passes the time."""
 
-    def __init__(self, now: float, saved_s: float) -> None:
+    def __init__(self, share: float, most_s: float, saved_s: float, now: float = 0.0) -> None:
+        self._share = share
+        self._most_s = most_s
         self._saved_s = saved_s
         self._filled_at = now
+
+    def spend(self, most_s: float, now: float) -> float:
+        """Takes up to `most_s` out of what is saved; returns what was taken."""
+        passed_s = max(0.0, now - self._filled_at)
+        saved_s = min(self._most_s, self._saved_s + passed_s * self._share)
+        taken_s = min(most_s, saved_s)
+        self._saved_s, self._filled_at = saved_s - taken_s, max(now, self._filled_at)
+        return taken_s
+
+    def even_at(self, moment: float) -> None:
+        """Nothing fills before this time, which lies ahead."""
+        self._filled_at = moment
+
+
+class CommonSavings(Savings):
+    """What all streams of a process may spend together: many that stay below SHARE would take the loop."""
+
+    def __init__(self) -> None:
+        super().__init__(ALL_SHARE, ALL_BURST_S, ALL_BURST_S)
+
+
+class Pace:
+    """One stream's account of processor time. Pure: the caller passes the time and sleeps.
+
+    Args:
+        common: the account of all streams, which this stream draws on beyond its bare share.
+    """
+
+    def __init__(self, now: float, saved_s: float, common: CommonSavings | None = None) -> None:
+        self._own = Savings(SHARE, BURST_S, saved_s, now)
+        self._bare = Savings(BARE_SHARE, BARE_BURST_S, min(saved_s, BARE_BURST_S), now)
+        self._common = common
 
     def charge(self, cost_s: float, now: float, others: int = 0) -> float:
         """Takes a cost out of the account; returns for how many seconds the stream has to wait.
@@ -42,17 +86,14 @@ class Pace:
         Args:
             others: how many other streams are overdrawn now, which get their part of SHARE meanwhile.
         """
-        owed_s = cost_s - self.spend(cost_s, now)
-        wait_s = owed_s / SHARE * (1 + others)
-        self._filled_at = now + wait_s  # the account is even then
+        paid_s = self._own.spend(cost_s, now)
+        if self._common is not None:
+            bare_s = self._bare.spend(paid_s, now)
+            paid_s = bare_s + self._common.spend(paid_s - bare_s, now)
+        wait_s = (cost_s - paid_s) / SHARE * (1 + others)
+        if wait_s > 0:
+            self._own.even_at(now + wait_s)
         return wait_s
-
-    def spend(self, most_s: float, now: float) -> float:
-        """Takes up to `most_s` out of what is saved; returns what was taken."""
-        saved_s = min(BURST_S, self._saved_s + (now - self._filled_at) * SHARE)
-        taken_s = min(most_s, saved_s)
-        self._saved_s, self._filled_at = saved_s - taken_s, now
-        return taken_s
 
 
 class Newcomers:
@@ -63,11 +104,11 @@ class Newcomers:
     """
 
     def __init__(self) -> None:
-        self._pace = Pace(0.0, BURST_S)
+        self._savings = Savings(SHARE, BURST_S, BURST_S)
 
     def take(self, now: float) -> float:
         """What a stream that begins now may spend, in seconds: at most FIRST_S, at least LEAST_S."""
-        return max(LEAST_S, self._pace.spend(FIRST_S, now))
+        return max(LEAST_S, self._savings.spend(FIRST_S, now))
 
 
 class Overdrawn:
@@ -88,6 +129,8 @@ class Overdrawn:
 
 NEWCOMERS = Newcomers()
 """The account of new streams of this process."""
+COMMON = CommonSavings()
+"""The account of all streams of this process."""
 OVERDRAWN = Overdrawn()
 """Streams of this process that have sent more than their share."""
 
@@ -109,7 +152,7 @@ class MessageStream:
         self._peer = peer
         self._read = read
         now = time.monotonic()
-        self._pace = Pace(now, NEWCOMERS.take(now))
+        self._pace = Pace(now, NEWCOMERS.take(now), COMMON)
 
     def __aiter__(self) -> Self:
         return self

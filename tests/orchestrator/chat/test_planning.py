@@ -10,15 +10,27 @@ from orchestrator.front.http.accumulator import Piece
 from orchestrator.front.http.bodies.templates import render_conversation
 from orchestrator.front.http.chat.chat_fields import ChatRequest
 from orchestrator.front.http.chat.conversation import chat_conversation
+from orchestrator.front.http.chat.families import ThoughtMarks
 from orchestrator.front.http.chat.plan import ChatPlan, Thought
 from orchestrator.front.http.chat.planning import Rendered, planned
+from orchestrator.front.http.chat.reasoning_count import ReasoningCount
 from orchestrator.front.http.field_faults import FieldRefused
 from orchestrator.front.http.openai_format import ChatCompletionFormat
+from orchestrator.front.http.templated.known_templates import KNOWN
+from outrider.tokens import TokenTable
+from tests.conftest import writing_tokenizer
 
 ROOT = Path(__file__).parents[3]
 EMBEDDED = json.loads((ROOT / "models" / "target" / "tokenizer_config.json").read_text())["chat_template"]
 HI = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "add"}}
+TYPED = {
+    "type": "function",
+    "function": {
+        "name": "put",
+        "parameters": {"properties": {"unit": {"enum": [1, 2]}, "text": {"minLength": 1}}},
+    },
+}
 CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 MISTRAL = "{{ tools | length if tools else 0 }}[TOOL_CALLS]|{{ '' }}"
 THINKING = "{% if enable_thinking is false %}<think></think>{% else %}<think>\n{% endif %}"
@@ -118,6 +130,38 @@ def test_the_checkpoint_s_response_template_goes_before_the_table() -> None:
     assert (called.format, called.order, bool(called.grammar)) == ("hermes", "", True)
     with pytest.raises(FieldRefused, match="format of this model's tool calls is not known"):
         planned_by("x", tools=[TOOL], tool_choice="required")
+
+
+def test_a_family_s_response_template_reads_its_required_calls() -> None:
+    template = "<|turn>model\n<|channel>thought\n<channel|><|tool_call><tool_call|>"
+    response = json.dumps(KNOWN["gemma4"])
+    request = ChatRequest.model_validate(
+        {"messages": HI, "tools": [TYPED], "tool_choice": {"type": "function", "function": {"name": "put"}}}
+    )
+    special = {"<|tool_call>": 7, '<|"|>': 8, "<channel|>": 9}
+    prompt, found = planned(request, Rendered("<|turn>model\n", template, response, special))
+    assert prompt == "<|turn>model\n"
+    assert (found.format, found.named, found.thought) == ("", True, Thought.POSSIBLE)
+    assert found.marks == ThoughtMarks("<|channel>thought\n", "<channel|>")
+    assert all(f"<[{id_}]>" in found.grammar for id_ in special.values())
+    (tool,) = json.loads(found.order)["tools"]
+    assert tool["function"]["parameters"]["properties"]["unit"] == {"enum": [1, 2], "type": ["integer"]}
+    with pytest.raises(FieldRefused, match="format of this model's tool calls is not known"):
+        planned(request, Rendered("<|turn>model\n", template))
+
+
+def test_reasoning_between_a_family_s_own_marks_is_counted() -> None:
+    tokenizer = writing_tokenizer()
+    tokenizer.add_special_tokens(["<|channel>", "<channel|>"])
+    table = TokenTable(tokenizer)
+    thought, answer = "<|channel>thought\nHm.<channel|>", "Yes."
+    ids = table.encode(thought, add_special=False)
+    count = ReasoningCount(table, Thought.POSSIBLE, ThoughtMarks("<|channel>thought\n", "<channel|>"))
+    count.add([*ids, *table.encode(answer, add_special=False)])
+    assert count.count == len(ids)
+    none = ReasoningCount(table, Thought.POSSIBLE, ThoughtMarks("<|channel>thought\n", "<channel|>"))
+    none.add(table.encode("<think>Hm.</think>", add_special=False))
+    assert none.count == 0
 
 
 def test_effort_reaches_the_template_and_decides_where_reasoning_stands() -> None:

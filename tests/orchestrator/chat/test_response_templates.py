@@ -19,10 +19,7 @@ from orchestrator.front.http.templated.template_parser import TemplateParser
 from outrider.tokens import ChatTemplate
 from tests.orchestrator.fronts import soon
 
-GLM, GEMMA, QWEN = (
-    json.loads(next(one for one in KNOWN if one.name == name).text())
-    for name in ("glm", "gemma4", "qwen_function")
-)
+GLM, GEMMA, QWEN = (json.loads(json.dumps(KNOWN[name])) for name in ("glm", "gemma4", "qwen_function"))
 ENDLESS = {
     "start_anchor": "a:",
     "fields": {"content": {}, "tool_calls": {"open_pattern": "(?:x|xx|xxx|y?x+y?)+z", "content": "json"}},

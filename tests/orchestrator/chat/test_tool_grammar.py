@@ -56,7 +56,10 @@ def written(format_: CallFormat, *names: str) -> str:
     return f"[{', '.join(calls)}]" if format_.name == "mistral" else "; ".join(calls)
 
 
-@pytest.mark.parametrize("format_", FORMATS, ids=lambda format_: format_.name)
+JSON_FORMATS = [format_ for format_ in FORMATS if format_.tags is None]
+
+
+@pytest.mark.parametrize("format_", JSON_FORMATS, ids=lambda format_: format_.name)
 def test_calls_are_allowed_and_read_back(
     format_: CallFormat, factory: MatcherFactory, table: TokenTable
 ) -> None:
@@ -102,11 +105,18 @@ def test_reasoning_may_stand_before_a_required_call(
 def test_an_entry_is_found_by_what_its_template_shows() -> None:
     found = {
         "hermes": '{{ \'<tool_call>\' }}{"name": 1, "arguments": 2}</tool_call>',
+        "mistral_args": "[TOOL_CALLS]f[ARGS]{}",
         "mistral": '{{ "[TOOL_CALLS]" }}',
         "llama3_json": '<|eot_id|> Respond in the format {"name": function name, "parameters": dictionary',
+        "qwen_function": "<|im_start|><tool_call>\n<function=f>\n<parameter=p></tool_call> arguments",
+        "glm": "<|assistant|><tool_call>{f}\n<arg_key>a</arg_key>\n<arg_value>b</arg_value>\n</tool_call>",
+        "glm_flat": "<|assistant|><tool_call>{f}<arg_key>a</arg_key><arg_value>b</arg_value></tool_call>",
+        "gemma4": "<|turn>model\n<|tool_call>call:f{}<tool_call|>",
         None: "<tool_call><function=f></tool_call> arguments",
     }
     for name, template in found.items():
         entry = format_of(template)
         assert (entry and entry.name) == name
-    assert format_of("[TOOL_CALLS]f[ARGS]{}") is None
+    assert format_of("[TOOL_CALLS]f[CALL_ID]i[ARGS]{}") is None
+    for other in ('<tool_calls>[{"name": 1}]</tool_calls>', '<invoke name="f">'):  # Apriel 1.5, MiniMax M3
+        assert format_of(f"<tool_call> arguments </tool_call> {other}") is None

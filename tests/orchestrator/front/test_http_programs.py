@@ -267,10 +267,14 @@ async def test_pages_of_other_origins_are_refused(world: World, table: TokenTabl
         rebound, _, _ = await asyncio.to_thread(
             send, front.http, "/v1/completions", body, origin="http://evil.example:80", host="evil.example:80"
         )
+        broken, _, _ = await asyncio.to_thread(
+            send, front.http, "/v1/completions", body, origin="http://[", host="["
+        )
         own, _, _ = await asyncio.to_thread(send, front.http, "/v1/completions", body, origin=front.http)
     assert (status, said["error"]["code"]) == (403, "permission_denied")
     assert "--http-origins" in said["error"]["message"]
     assert rebound == 403, "its owner has the name stand for this machine"
+    assert broken == 403
     assert own == 200
     assert len(verifier.opened) == 1
 

@@ -171,6 +171,11 @@ ONLY_CHAT: list[tuple[dict[str, Any], str]] = [
         "tools[0].function.parameters",
     ),
     ({"tools": [adding({"x-guidance": {}})]}, "tools[0].function.parameters"),
+    (
+        {"tools": [adding({"properties": {"a": {"minItems": "x"}}})]},
+        "tools[0].function.parameters.properties.a",
+    ),
+    ({"tools": [adding({"properties": {"a": {"pattern": 5}}})]}, "tools[0].function.parameters.properties.a"),
     ({"tools": [ADD], "tool_choice": "sometimes"}, "tool_choice"),
     ({"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "sub"}}}, "tool_choice"),
     ({"tools": [ADD], "tool_choice": "required"}, "tool_choice"),

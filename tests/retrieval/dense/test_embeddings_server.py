@@ -167,6 +167,7 @@ LIES = {
     "a word": (first_is([1, "b", 0, 0]), "holds str where"),
     "truth": (first_is([True, 0, 0, 0]), "holds bool where"),
     "NaN": (first_is([float("nan"), 0, 0, 0]), "holds a number beyond"),
+    "zeros alone": (first_is([0, 0.0, 0, 0]), "the embedding of item [01] of `data` is all zeros"),
     "infinity": (first_is([1, float("-inf"), 0, 0]), "holds a number beyond"),
     "beyond float32": (first_is([10**400, 0, 0, 0]), "holds a number beyond"),
     "too wide": (first_is([0] * 20_000), "no `embedding` of 1 to 16384 numbers"),

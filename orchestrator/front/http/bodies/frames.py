@@ -7,12 +7,13 @@ what clients send, and runs templates, is not to be trusted with more than text 
 import json
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, field
 from struct import Struct
 from typing import Any
 
 from orchestrator.front.http.bodies.bounds import BodyBounds, BodyKind
 from orchestrator.front.http.bodies.reading import ReadBody, read_fields, small_fields
+from orchestrator.front.http.chat.families import ThoughtMarks
 from orchestrator.front.http.chat.plan import ChatPlan, Thought
 from orchestrator.front.http.field_faults import FieldRefused
 from outrider.tokens import ChatTemplate
@@ -35,6 +36,8 @@ class BodyTask:
     bounds: BodyBounds
     templates: Mapping[str, ChatTemplate | None]
     """Chat template of each served model, by the model's name; None: it has none."""
+    special: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """By the model's name, the ids of the marks of its answers that are special tokens."""
 
 
 def task_head(task: BodyTask) -> bytes:
@@ -42,6 +45,7 @@ def task_head(task: BodyTask) -> bytes:
     return _framed(
         {"kind": task.kind, "size": task.size, "bounds": asdict(task.bounds)}
         | {"templates": {name: held and astuple(held) for name, held in task.templates.items()}}
+        | {"special": {name: dict(ids) for name, ids in task.special.items()}}
     )
 
 
@@ -52,7 +56,9 @@ def task_from_head(data: bytes) -> BodyTask:
         name: None if held is None else ChatTemplate(str(held[0]), dict(held[1]), str(held[2]))
         for name, held in head["templates"].items()
     }
-    return BodyTask(BodyKind(head["kind"]), head["size"], BodyBounds(**head["bounds"]), templates)
+    return BodyTask(
+        BodyKind(head["kind"]), head["size"], BodyBounds(**head["bounds"]), templates, head["special"]
+    )
 
 
 def answer(value: object, read: ReadBody) -> Iterator[bytes]:
@@ -98,7 +104,8 @@ def read_from_parts(
     plan = head["chat"]
     chat = None
     if plan is not None:
-        chat = ChatPlan(**plan | {"thought": Thought(plan["thought"]), "allowed": tuple(plan["allowed"])})
+        kinds = {"thought": Thought(plan["thought"]), "marks": ThoughtMarks(*plan["marks"])}
+        chat = ChatPlan(**plan | kinds | {"allowed": tuple(plan["allowed"])})
     return ReadBody(asked, tuple(prompts), prediction, references, suffix, bool(head["rendered"]), chat)
 
 

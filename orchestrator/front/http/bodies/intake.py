@@ -16,6 +16,7 @@ from orchestrator.front.http.bodies.reading import ReadBody, needs_process, pars
 from orchestrator.front.http.chat.conversation import ChatConversation
 from orchestrator.front.http.chat.planning import Rendered
 from orchestrator.front.http.templated.known_templates import response_template
+from orchestrator.front.http.templated.special_marks import special_marks
 from orchestrator.front.message_bounds import most_text_bytes
 from outrider.tokens import ChatTemplate
 
@@ -65,7 +66,9 @@ class BodyIntake:
         bounds = body_bounds(targets, self._prompts, self._most_bytes)
         if not needs_process(kind, len(data)):
             return read_value(kind, parse_json(data), bounds, _no_conversation)
-        task = BodyTask(kind, len(data), bounds, {target.name: _template(target) for target in targets})
+        templates = {target.name: _template(target) for target in targets}
+        special = {target.name: special_marks(target) for target in targets}
+        task = BodyTask(kind, len(data), bounds, templates, special)
         return await self._pool.read(task, data, owner)
 
 

@@ -5,11 +5,8 @@ The loop only moves bytes here, in pieces, and validates the few fields that com
 
 import asyncio
 import json
-import socket
-import subprocess
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +21,7 @@ from orchestrator.front.http.bodies.frames import (
 )
 from orchestrator.front.http.bodies.reading import ReadBody
 from orchestrator.front.http.field_faults import FieldRefused
-from orchestrator.front.http.spawning import spawned
+from orchestrator.front.http.spawning import KillableProcess
 from speculative.errors import Overloaded, Unavailable
 
 READERS = 2
@@ -55,30 +52,12 @@ class _Waiting:
     result: asyncio.Future[ReadBody]
 
 
-class ReaderProcess:
-    """One process, and this end of its socket."""
+class ReaderProcess(KillableProcess):
+    """One process that reads bodies, one at a time."""
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        self.usable = True
-        """Whether the process takes another body."""
-        self._process = process
-        self._reader = reader
-        self._writer = writer
-
-    @classmethod
-    async def start(cls) -> "ReaderProcess":
-        """Start a process. Raises OSError where the machine has none to spare."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                process = await spawned(MODULE, theirs)
-            except BaseException:
-                ours.close()
-                raise
-        reader, writer = await asyncio.open_connection(sock=ours)
-        return cls(process, reader, writer)
+    MODULE = MODULE
+    usable = True
+    """Whether the process takes another body."""
 
     async def read(self, task: BodyTask, data: bytearray) -> ReadBody:
         """The body, read. Raises FieldRefused, and ReaderEnded where the process ended."""
@@ -97,14 +76,6 @@ class ReaderProcess:
         if refused is not None:
             raise refused
         return read_from_parts(task, head, fields, parts)
-
-    async def close(self) -> None:
-        """Kill the process, and wait until it is gone."""
-        self._writer.close()
-        with suppress(ConnectionError):
-            await self._writer.wait_closed()
-        self._process.kill()
-        await asyncio.to_thread(self._process.wait)
 
     async def _send(self, task: BodyTask, data: bytearray) -> None:
         self._writer.write(task_head(task))

@@ -5,10 +5,18 @@ A checkpoint's chat template shows the model its own format, so the template tel
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Layout(StrEnum):
     """How the text of an answer contains its calls."""
+
+    TAGGED = "tagged"
+    """Tags around every call, and around each name and value of its arguments; text stands bare."""
+    NAMED = "named"
+    """A mark, the function's name, a mark, and the arguments as JSON, for every call."""
+    BRACED = "braced"
+    """Braces around every call's arguments: JSON with bare names, and marks around texts."""
 
     EACH = "each"
     """Marks around every call, anywhere in the text."""
@@ -19,17 +27,37 @@ class Layout(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Tags:
+    """What stands between the parts of a call whose layout is TAGGED, NAMED or BRACED."""
+
+    named: str
+    """Text behind the function's name."""
+    text: str = ""
+    """The mark behind a text among the arguments, which no text contains; BRACED: on both sides."""
+    key: tuple[str, str] = ("", "")
+    """Texts around the name of an argument."""
+    value: str = ""
+    """Text behind an argument's value, and behind `text`."""
+    between: str = ""
+    """Text between two calls."""
+    lead: str = ""
+    """Text that may stand before the answer's first mark."""
+
+
+@dataclass(frozen=True, slots=True)
 class CallFormat:
     """The format in which a family of models writes tool calls."""
 
     name: str
     layout: Layout
-    arguments: str
+    arguments: str = ""
     """The JSON key of a call's arguments."""
     begin: str = ""
     """The mark before a call, or before the list of calls; empty where the layout has none."""
     end: str = ""
     """The mark behind a call; empty where the layout has none."""
+    tags: Tags | None = None
+    """The further marks of the layouts TAGGED, NAMED and BRACED. A response template parses their answers."""
     shown_by: tuple[str, ...] = ()
     """Texts that the family's chat template must all contain."""
     not_with: tuple[str, ...] = ()
@@ -48,7 +76,52 @@ FORMATS = (
         end="</tool_call>",
         arguments="arguments",
         shown_by=("<tool_call>", "</tool_call>", "arguments"),
-        not_with=("<function=", "<arg_key>", "<tool_sep>"),
+        not_with=("<function=", "<arg_key>", "<tool_sep>", "<tool_calls>", "<invoke"),
+    ),
+    CallFormat(  # Qwen 3 Coder, Qwen 3.5, Nemotron 3
+        name="qwen_function",
+        layout=Layout.TAGGED,
+        begin="<tool_call>\n<function=",
+        end="</function>\n</tool_call>",
+        tags=Tags(
+            named=">\n",
+            key=("<parameter=", ">\n"),
+            text="\n</parameter>",
+            value="\n",
+            between="\n",
+        ),
+        shown_by=("<tool_call>", "<function=", "<parameter=", "<|im_start|>"),
+    ),
+    CallFormat(  # GLM 4.7 and later
+        name="glm_flat",
+        layout=Layout.TAGGED,
+        begin="<tool_call>",
+        end="</tool_call>",
+        tags=Tags(named="", key=("<arg_key>", "</arg_key><arg_value>"), text="</arg_value>"),
+        shown_by=("<tool_call>", "</arg_key><arg_value>", "<|assistant|>"),
+    ),
+    CallFormat(  # GLM 4.5, GLM 4.6
+        name="glm",
+        layout=Layout.TAGGED,
+        begin="<tool_call>",
+        end="</tool_call>",
+        tags=Tags(
+            named="\n",
+            key=("<arg_key>", "</arg_key>\n<arg_value>"),
+            text="</arg_value>",
+            value="\n",
+            between="\n",
+            lead="\n",
+        ),
+        shown_by=("<tool_call>", "<arg_key>", "<arg_value>", "<|assistant|>"),
+    ),
+    CallFormat(
+        name="gemma4",
+        layout=Layout.BRACED,
+        begin="<|tool_call>call:",
+        end="<tool_call|>",
+        tags=Tags(named="", text='<|"|>'),
+        shown_by=("<|tool_call>", "<tool_call|>", "<|turn>"),
     ),
     CallFormat(  # Mistral 7B v0.3, Mixtral, Nemo, Ministral and Mistral Large of 2024
         name="mistral",
@@ -59,6 +132,14 @@ FORMATS = (
         not_with=("[ARGS]",),
         special=True,
     ),
+    CallFormat(  # Devstral, Ministral 3
+        name="mistral_args",
+        layout=Layout.NAMED,
+        begin="[TOOL_CALLS]",
+        tags=Tags(named="[ARGS]"),
+        shown_by=("[TOOL_CALLS]", "[ARGS]"),
+        not_with=("[CALL_ID]",),
+    ),
     CallFormat(  # Llama 3.1, 3.2, 3.3
         name="llama3_json",
         layout=Layout.BARE,
@@ -68,8 +149,16 @@ FORMATS = (
 )
 """All formats of tool calls that are known here."""
 
-THOUGHT_BEGIN, THOUGHT_END = "<think>", "</think>"
-"""The marks around reasoning: of Qwen 3, QwQ, DeepSeek R1 and its distillations, SmolLM3, GLM, Nemotron."""
+
+class ThoughtMarks(NamedTuple):
+    """The marks around the reasoning of an answer."""
+
+    begin: str
+    end: str
+
+
+THINK = ThoughtMarks("<think>", "</think>")
+"""The marks of Qwen 3, QwQ, DeepSeek R1 and its distillations, SmolLM3, GLM, Nemotron."""
 
 
 def format_of(template: str) -> CallFormat | None:
@@ -85,8 +174,3 @@ def format_of(template: str) -> CallFormat | None:
 def format_named(name: str) -> CallFormat | None:
     """The call format of this name; None for an empty name."""
     return next((entry for entry in FORMATS if entry.name == name), None)
-
-
-def has_thoughts(template: str) -> bool:
-    """Whether a chat template marks reasoning."""
-    return THOUGHT_END in template

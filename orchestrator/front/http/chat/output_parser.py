@@ -13,8 +13,6 @@ from enum import Enum, auto
 from typing import Any
 
 from orchestrator.front.http.chat.families import (
-    THOUGHT_BEGIN,
-    THOUGHT_END,
     CallFormat,
     Layout,
     format_named,
@@ -60,6 +58,7 @@ class OutputParser:
     def __init__(self, plan: ChatPlan) -> None:
         self._format: CallFormat | None = format_named(plan.format)
         self._allowed = plan.allowed
+        self._marks = plan.marks
         self._may_think = plan.thought is Thought.POSSIBLE
         self._state = _State.START
         self._rest = ""
@@ -118,12 +117,12 @@ class OutputParser:
         if not bare:
             return None
         if self._may_think:
-            if bare.startswith(THOUGHT_BEGIN):
+            if bare.startswith(self._marks.begin):
                 self._may_think = False
                 self._space.clear()
                 self._state, self._trimming = _State.THOUGHT, True
-                return bare[len(THOUGHT_BEGIN) :]
-            if THOUGHT_BEGIN.startswith(bare):
+                return bare[len(self._marks.begin) :]
+            if self._marks.begin.startswith(bare):
                 self._rest = bare
                 return None
         is_call = self._format is not None and self._format.layout is Layout.BARE and bare[0] == "{"
@@ -139,7 +138,7 @@ class OutputParser:
         return after
 
     def _in_thought(self, text: str) -> str | None:
-        before, found, after = self._until(text, THOUGHT_END)
+        before, found, after = self._until(text, self._marks.end)
         self._say(before)
         if not found:
             return None

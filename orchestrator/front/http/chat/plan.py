@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from orchestrator.front.http.chat.families import THINK, ThoughtMarks
+
 
 class Thought(StrEnum):
     """Where an answer's reasoning is."""
@@ -22,6 +24,8 @@ class ChatPlan:
     format: str = ""
     """Name of the format of tool calls; empty: calls in the answer stay text."""
     thought: Thought = Thought.NONE
+    marks: ThoughtMarks = THINK
+    """The marks around the answer's reasoning."""
     called: bool = False
     """Whether the prompt ends with the begin mark of the calls."""
     named: bool = False

@@ -1,20 +1,24 @@
 """Plans the answer to a conversation: from the request, the chat template and the rendered prompt. Pure."""
 
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
 
 from orchestrator.front.http.chat.chat_fields import ConversationFields
 from orchestrator.front.http.chat.families import (
-    THOUGHT_BEGIN,
-    THOUGHT_END,
+    THINK,
     CallFormat,
+    ThoughtMarks,
     format_of,
-    has_thoughts,
 )
 from orchestrator.front.http.chat.plan import ChatPlan, Thought
+from orchestrator.front.http.chat.schema_view import with_types
 from orchestrator.front.http.chat.tool_choice import Calling, ChosenTools, chosen_tools
 from orchestrator.front.http.chat.tool_grammar import CalledFunction, calls_grammar
 from orchestrator.front.http.field_faults import FieldRefused
-from orchestrator.front.http.templated.parse_order import parse_order
+from orchestrator.front.http.templated.parse_order import REASONING, parse_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,9 @@ class Rendered:
     template: str = ""
     """The template that rendered the prompt."""
     response: str = ""
-    """The checkpoint's response template as JSON; empty: it has none that can be used here."""
+    """The response template of the checkpoint or of its family as JSON; empty: none can be used here."""
+    special: Mapping[str, int] = field(default_factory=dict)
+    """Ids of the marks of the answer that are special tokens."""
 
 
 def planned(asked: ConversationFields, rendered: Rendered) -> tuple[str, ChatPlan]:
@@ -33,6 +39,13 @@ def planned(asked: ConversationFields, rendered: Rendered) -> tuple[str, ChatPla
 
     Raises FieldRefused for fields that the model's chat template cannot use.
     """
+    try:
+        return _planned(asked, rendered)
+    except RecursionError:
+        raise FieldRefused("tools", "the parameters of a function are nested too deeply") from None
+
+
+def _planned(asked: ConversationFields, rendered: Rendered) -> tuple[str, ChatPlan]:
     template = rendered.template
     if not template:  # no such model is served, which the admission tells
         return rendered.text, ChatPlan()
@@ -41,48 +54,83 @@ def planned(asked: ConversationFields, rendered: Rendered) -> tuple[str, ChatPla
         raise FieldRefused(
             "reasoning_effort", "reasoning_effort cannot be used: the model's chat template knows no effort"
         )
-    thought = _thought(asked, rendered)
+    marks = thought_marks(template, rendered.response)
+    thought = Thought.NONE if marks is None else _thought(asked, rendered.text, marks)
+    free = ChatPlan(thought=thought, marks=marks or THINK)
     chosen = chosen_tools(asked)
     if rendered.response and chosen.calling is not Calling.SURELY:
-        return rendered.text, ChatPlan(thought=thought, order=_order(chosen, rendered))
+        return rendered.text, replace(free, order=_order(chosen, rendered))
     if chosen.calling is Calling.NEVER:
-        return rendered.text, ChatPlan(thought=thought)
+        return rendered.text, free
     format_ = format_of(template)
     if chosen.calling is Calling.MAYBE:
         allowed = tuple(tool.function.name for tool in chosen.callable) if chosen.narrowed else ()
-        return rendered.text, ChatPlan("" if format_ is None else format_.name, thought, allowed=allowed)
-    if format_ is None:
+        return rendered.text, replace(free, format="" if format_ is None else format_.name, allowed=allowed)
+    if format_ is None or (format_.tags is not None and not rendered.response):
         raise FieldRefused(
             "tool_choice",
             "tool_choice cannot ask for a call: the format of this model's tool calls is not known here; "
             "leave it out, and the answer is text",
         )
     several = not chosen.named and asked.parallel_tool_calls is not False
-    return _required(chosen, several, rendered.text, format_, thought)
+    return _required(chosen, several, rendered, format_, free)
 
 
 def _order(chosen: ChosenTools, rendered: Rendered) -> str:
-    tools = [tool.plain() for tool in chosen.callable]
+    tools = [_typed(tool.plain()) for tool in chosen.callable]
     narrows = chosen.narrowed or chosen.calling is Calling.NEVER
     allowed = [tool.function.name for tool in chosen.callable] if narrows else None
     return parse_order(rendered.response, rendered.text, tools, allowed)
 
 
+def _typed(tool: dict[str, Any]) -> dict[str, Any]:
+    """The tool with the types of its function's arguments, by which the parser reads bare text."""
+    function = tool["function"]
+    if not function.get("parameters"):
+        return tool
+    return {
+        **tool,
+        "function": {**function, "parameters": with_types(function["name"], function["parameters"])},
+    }
+
+
 def _required(
-    chosen: ChosenTools, several: bool, prompt: str, format_: CallFormat, thought: Thought
+    chosen: ChosenTools, several: bool, rendered: Rendered, format_: CallFormat, free: ChatPlan
 ) -> tuple[str, ChatPlan]:
     functions = [CalledFunction(tool.function.name, tool.function.parameters) for tool in chosen.callable]
+    prompt, thought = rendered.text, free.thought
     if format_.special:
         prompt, thought = prompt + format_.begin, Thought.NONE
-    grammar = calls_grammar(format_, functions, thought, several=several)
-    plan = ChatPlan(format_.name, thought, called=format_.special, named=chosen.named, grammar=grammar)
-    return prompt, plan
+    grammar = calls_grammar(
+        format_, functions, thought, several=several, marks=free.marks, special=rendered.special
+    )
+    plan = replace(free, thought=thought, named=chosen.named, grammar=grammar)
+    if format_.tags is not None:
+        return prompt, replace(plan, order=_order(chosen, rendered))
+    return prompt, replace(plan, format=format_.name, called=format_.special)
 
 
-def _thought(asked: ConversationFields, rendered: Rendered) -> Thought:
-    if not has_thoughts(rendered.template) or asked.continue_final_message:
+@lru_cache(maxsize=16)
+def thought_marks(template: str, response: str) -> ThoughtMarks | None:
+    """The marks around reasoning, by the response template or else the usual ones; None: a chat template that
+    has no such marks."""
+    fields = json.loads(response).get("fields", {}) if response else {}
+    named = [fields[name] for name in fields if name in REASONING]
+    opens, closes = ([_first(field_.get(key)) for field_ in named] for key in ("open", "close"))
+    marks = ThoughtMarks(opens[0], closes[0]) if named and opens[0] and closes[0] else THINK
+    return marks if marks.end in template else None
+
+
+def _first(mark: object) -> str:
+    """A mark, or the first of a list of marks; empty where there is none."""
+    found = mark[0] if isinstance(mark, list) and mark else mark
+    return found if isinstance(found, str) else ""
+
+
+def _thought(asked: ConversationFields, prompt: str, marks: ThoughtMarks) -> Thought:
+    if asked.continue_final_message:
         return Thought.NONE
-    end = rendered.text[-64:].rstrip()
-    if end.endswith(THOUGHT_BEGIN):
+    end = prompt[-64:].rstrip()
+    if end.endswith(marks.begin.rstrip()):
         return Thought.OPEN
-    return Thought.NONE if end.endswith(THOUGHT_END) else Thought.POSSIBLE
+    return Thought.NONE if end.endswith(marks.end) else Thought.POSSIBLE

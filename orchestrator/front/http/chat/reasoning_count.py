@@ -2,11 +2,9 @@
 
 from collections.abc import Iterable
 
-from orchestrator.front.http.chat.families import THOUGHT_BEGIN, THOUGHT_END
+from orchestrator.front.http.chat.families import THINK, ThoughtMarks
 from orchestrator.front.http.chat.plan import Thought
 from outrider.tokens import TokenTable
-
-_BEGIN, _END = THOUGHT_BEGIN.encode(), THOUGHT_END.encode()
 
 
 class ReasoningCount:
@@ -17,14 +15,16 @@ class ReasoningCount:
     Args:
         tokens: of the model's tokenizer; None where it has none, and nothing counts.
         thought: where the answer's reasoning is.
+        marks: the marks around the reasoning; special tokens count by their names.
     """
 
-    __slots__ = ("_begun", "_ended", "_seen", "_text", "_tokens")
+    __slots__ = ("_begin", "_begun", "_end", "_ended", "_seen", "_text", "_tokens")
 
-    def __init__(self, tokens: TokenTable | None, thought: Thought) -> None:
+    def __init__(self, tokens: TokenTable | None, thought: Thought, marks: ThoughtMarks = THINK) -> None:
         self._tokens = tokens
         self._begun = thought is Thought.OPEN
         self._ended = tokens is None or thought is Thought.NONE
+        self._begin, self._end = (mark.rstrip().encode() for mark in marks)
         self._seen = 0
         self._text = b""
         """The end of the text, where a mark may still be incomplete."""
@@ -44,11 +44,12 @@ class ReasoningCount:
     def _add(self, id_: int) -> None:
         assert self._tokens is not None
         self._seen += 1
-        self._text += self._tokens.token_bytes(id_)
+        special = id_ in self._tokens.special_ids
+        self._text += self._tokens.token(id_).encode() if special else self._tokens.token_bytes(id_)
         if not self._begun:
             self._text = self._text.lstrip()
-            self._begun = self._text.startswith(_BEGIN)
-            self._ended = not self._begun and not _BEGIN.startswith(self._text)
+            self._begun = self._text.startswith(self._begin)
+            self._ended = not self._begun and not self._begin.startswith(self._text)
         if self._begun:
-            self._ended = _END in self._text
-            self._text = self._text[1 - len(_END) :]
+            self._ended = self._end in self._text
+            self._text = self._text[1 - len(self._end) :]

@@ -13,6 +13,7 @@ from orchestrator.front.http.field_faults import FieldRefused, quoted
 _PLACE = re.compile("0|[1-9][0-9]{0,8}")
 """A place in a list, as a reference may name it: Python reads no number of thousands of digits."""
 _TYPES = frozenset(("null", "boolean", "object", "array", "number", "string", "integer"))
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _ONE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
 _SOME = ("anyOf", "oneOf", "allOf", "prefixItems")
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -45,6 +46,12 @@ def _check_words(at: str, schema: Mapping[str, Any]) -> None:
     required = schema.get("required", [])
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         raise FieldRefused(at, f"{at}.required is {quoted(required)}; give a list of names")
+    for word in _COUNTS:
+        count = schema.get(word, 0)
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise FieldRefused(at, f"{at}.{word} is {quoted(count)}; give a whole number from 0 on")
+    if "pattern" in schema and not isinstance(schema["pattern"], str):
+        raise FieldRefused(at, f"{at}.pattern is {quoted(schema['pattern'])}; give a regular expression")
     if "enum" in schema and not (isinstance(schema["enum"], list) and schema["enum"]):
         raise FieldRefused(at, f"{at}.enum is {quoted(schema['enum'])}; give a list of values")
 

@@ -1,18 +1,22 @@
 """Grammars that make a model call tools, in the format in which the model writes calls anyway. Pure.
 
 A grammar is written in Lark's language as llguidance reads it, with a JSON schema for the arguments of each
-function. JSON is spaced as models were trained to write it: free white space would be a trap for weak models.
+function.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
-from orchestrator.front.http.chat.families import THOUGHT_BEGIN, THOUGHT_END, CallFormat, Layout
+from orchestrator.front.http.chat.braced_calls import BracedCalls
+from orchestrator.front.http.chat.families import THINK, CallFormat, Layout, ThoughtMarks
+from orchestrator.front.http.chat.grammar_writer import GrammarWriter
 from orchestrator.front.http.chat.plan import Thought
+from orchestrator.front.http.chat.tagged_calls import TaggedCalls
 
-_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+_NO_IDS: Mapping[str, int] = {}
 
 
 class CalledFunction(NamedTuple):
@@ -24,39 +28,71 @@ class CalledFunction(NamedTuple):
 
 
 def calls_grammar(
-    format_: CallFormat, functions: Sequence[CalledFunction], thought: Thought, *, several: bool
+    format_: CallFormat,
+    functions: Sequence[CalledFunction],
+    thought: Thought,
+    *,
+    several: bool,
+    marks: ThoughtMarks = THINK,
+    special: Mapping[str, int] = _NO_IDS,
 ) -> str:
     """The grammar of an answer that calls one of these functions, or several.
+
+    Raises FieldRefused for a schema that the format cannot enforce.
 
     Args:
         thought: the reasoning that may stand before the calls.
         several: whether the answer may have more than one call.
+        marks: the marks around the reasoning.
+        special: ids of the marks that are special tokens of the model's tokenizer.
     """
-    lines = [f"call: {' | '.join(f'call_{number}' for number in range(len(functions)))}"]
-    for number, function in enumerate(functions):
-        head = f'{{"name": {json.dumps(function.name)}, "{format_.arguments}": '
-        if format_.layout is Layout.EACH:
-            head = f"{format_.begin}\n{head}"
-        tail = f"}}\n{format_.end}" if format_.layout is Layout.EACH else "}"
-        lines.append(f"call_{number}: {json.dumps(head)} arguments_{number} {json.dumps(tail)}")
-        lines.append(f"arguments_{number}: %json {_schema(function.parameters)}")
+    writer = GrammarWriter(special)
+    rule_of = _calls(format_, writer)
+    written = [rule_of(function.name, _parameters(function)) for function in functions]
+    call = writer.rule(" | ".join(written), "call")
     match format_.layout:
         case Layout.EACH:
-            calls = r'call ("\n" call)*' if several else "call"
+            calls = r'call ("\n" call)*' if several else call
         case Layout.LIST:
             calls = '" "? "[" call (", " call)* "]"' if several else '" "? "[" call "]"'
         case Layout.BARE:
-            calls = "call"  # the template says that one call may be made at a time
-    before = {Thought.NONE: "", Thought.POSSIBLE: f'("{THOUGHT_BEGIN}" thought)? ', Thought.OPEN: "thought "}
-    lines.insert(0, f"start: {before[thought]}{calls}")
-    if thought is not Thought.NONE:
-        end = THOUGHT_END.replace("/", r"\/")
-        lines.append(f"thought: reasoning /\\n{{0,2}}/\nreasoning[lazy]: /(?s:.*){end}/")
-    return "\n".join(lines)
+            calls = call  # the template says that one call may be made at a time
+        case Layout.TAGGED | Layout.NAMED | Layout.BRACED:
+            assert format_.tags is not None
+            between = f"{json.dumps(format_.tags.between)} " if format_.tags.between else ""
+            calls = f"call ({between}call)*" if several else call
+            if format_.tags.lead:
+                calls = f"{json.dumps(format_.tags.lead)}? {_thoughts(thought, marks, writer)}{calls}"
+                return writer.text(calls)
+    return writer.text(f"{_thoughts(thought, marks, writer)}{calls}")
 
 
-def _schema(parameters: Mapping[str, Any] | None) -> str:
-    """The schema of a function's arguments as JSON that may stand in a grammar."""
-    given = {"type": "object", **parameters} if parameters else _NO_ARGUMENTS
-    text = json.dumps(given | {"x-guidance": _SPACING})
-    return text.replace("%llguidance", r"\u0025llguidance")  # within a string: nothing else in JSON has it
+def _parameters(function: CalledFunction) -> Mapping[str, Any]:
+    return {"type": "object", **function.parameters} if function.parameters else _NO_ARGUMENTS
+
+
+def _calls(format_: CallFormat, writer: GrammarWriter) -> Callable[[str, Mapping[str, Any]], str]:
+    """What adds the rule of a call of one function, by its name and the schema of its arguments."""
+    match format_.layout:
+        case Layout.TAGGED:
+            return TaggedCalls(format_, writer).call
+        case Layout.BRACED:
+            return BracedCalls(format_, writer).call
+    return partial(_json_call, format_, writer)
+
+
+def _json_call(format_: CallFormat, writer: GrammarWriter, name: str, parameters: Mapping[str, Any]) -> str:
+    if format_.tags is not None:
+        head = writer.literal(f"{format_.begin}{name}{format_.tags.named}")
+        return writer.rule(f"{head} {writer.json(parameters)}")
+    head, tail = f'{{"name": {json.dumps(name)}, "{format_.arguments}": ', "}"
+    if format_.layout is Layout.EACH:
+        head, tail = f"{format_.begin}\n{head}", f"{tail}\n{format_.end}"
+    return writer.rule(f"{writer.literal(head)} {writer.json(parameters)} {writer.literal(tail)}")
+
+
+def _thoughts(thought: Thought, marks: ThoughtMarks, writer: GrammarWriter) -> str:
+    if thought is Thought.NONE:
+        return ""
+    rule = writer.thought(marks.end)
+    return f"{rule} " if thought is Thought.OPEN else f"({writer.literal(marks.begin)} {rule})? "

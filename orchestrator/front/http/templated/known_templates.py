@@ -5,10 +5,10 @@ Transformers' parser reads answers by these templates, as it does by a checkpoin
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from orchestrator.front.http.chat.families import format_of
 from outrider.tokens import ChatTemplate
 
 MOST_TEMPLATE = 1 << 16
@@ -17,28 +17,27 @@ _NAMED_CALL = {"type": "function", "function": {"name": "{name}", "arguments": "
 _THOUGHTS = {"open": "<think>", "close": "</think>"}
 
 
-@dataclass(frozen=True, slots=True)
-class KnownTemplate:
-    """The response template of one family."""
-
-    name: str
-    shown_by: tuple[str, ...]
-    """Texts that the family's chat template must all contain."""
-    anchor: str | tuple[str, ...]
-    """What the prompt has before an answer."""
-    fields: Mapping[str, Any]
-
-    def text(self) -> str:
-        """The template as JSON."""
-        return json.dumps({"start_anchor": self.anchor, "fields": self.fields})
-
-
-KNOWN = (
-    KnownTemplate(  # Qwen 3 Coder, Qwen 3.5, Nemotron 3
-        name="qwen_function",
-        shown_by=("<tool_call>", "<function=", "<parameter=", "<|im_start|>"),
-        anchor="<|im_start|>assistant\n",
-        fields={
+_GLM = {
+    "start_anchor": "<|assistant|>",
+    "fields": {
+        "reasoning_content": _THOUGHTS,
+        "tool_calls": {
+            "open_pattern": r"\s*<tool_call>\s*(?P<name>[\w.-]+)(?=[\s<])",
+            "close": "</tool_call>",
+            "repeats": True,
+            "content": "xml-inline",
+            "content_args": {
+                "tag_pattern": r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"
+            },
+            "transform": _NAMED_CALL,
+        },
+        "content": {},
+    },
+}
+KNOWN: Mapping[str, Mapping[str, Any]] = {
+    "qwen_function": {
+        "start_anchor": "<|im_start|>assistant\n",
+        "fields": {
             "reasoning_content": _THOUGHTS,
             "tool_calls": {
                 "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
@@ -46,40 +45,35 @@ KNOWN = (
                 "repeats": True,
                 "content": "xml-inline",
                 "content_args": {
-                    "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>"
+                    "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"
                 },
                 "transform": _NAMED_CALL,
             },
             "content": {},
         },
-    ),
-    KnownTemplate(  # GLM 4.5 and later
-        name="glm",
-        shown_by=("<tool_call>", "<arg_key>", "<arg_value>", "<|assistant|>"),
-        anchor="<|assistant|>",
-        fields={
-            "reasoning_content": _THOUGHTS,
+    },
+    "mistral_args": {
+        "start_anchor": ("[/INST]", "[/TOOL_RESULTS]"),
+        "fields": {
+            "reasoning_content": {"open": "[THINK]", "close": "[/THINK]"},
             "tool_calls": {
-                "open_pattern": r"\s*<tool_call>\s*(?P<name>[\w.-]+)\s",
-                "close": "</tool_call>",
+                "open_pattern": r"\s*\[TOOL_CALLS\]\s*(?P<name>[\w.-]+)\[ARGS\]",
+                "close_pattern": r"(?=\[TOOL_CALLS\])",
                 "repeats": True,
-                "content": "xml-inline",
-                "content_args": {
-                    "tag_pattern": r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"
-                },
+                "content": "json",
                 "transform": _NAMED_CALL,
             },
             "content": {},
         },
-    ),
-    KnownTemplate(
-        name="gemma4",
-        shown_by=("<|tool_call>", "<tool_call|>", "<|turn>"),
-        anchor=("<|turn>model\n", "<tool_response|>"),
-        fields={
+    },
+    "glm": _GLM,
+    "glm_flat": _GLM,
+    "gemma4": {
+        "start_anchor": ("<|turn>model\n", "<tool_response|>"),
+        "fields": {
             "reasoning_content": {"open": "<|channel>thought\n", "close": "<channel|>"},
             "tool_calls": {
-                "open_pattern": r"<\|tool_call>call:(?P<name>\w+)",
+                "open_pattern": r"<\|tool_call>call:(?P<name>[\w.-]+)",
                 "close": "<tool_call|>",
                 "repeats": True,
                 "content": "json",
@@ -88,9 +82,9 @@ KNOWN = (
             },
             "content": {"close": ["<turn|>", "<|tool_response>"]},
         },
-    ),
-)
-"""Families whose calls the table of formats does not know."""
+    },
+}
+"""Response templates by the name of a format of the table in `families`."""
 
 
 def response_template(chat: ChatTemplate) -> str:
@@ -105,7 +99,6 @@ def response_template(chat: ChatTemplate) -> str:
 
 @lru_cache(maxsize=16)
 def _of_family(chat_template: str) -> str:
-    for known in KNOWN:
-        if all(text in chat_template for text in known.shown_by):
-            return known.text()
-    return ""
+    format_ = format_of(chat_template)
+    known = None if format_ is None else KNOWN.get(format_.name)
+    return "" if known is None else json.dumps(known)

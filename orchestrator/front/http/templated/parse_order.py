@@ -9,6 +9,8 @@ PREFIX = 16_384
 """Characters of the prompt's end that go along: an answer begins behind the last mark of a turn in it."""
 MOST_TOOLS = 1 << 16
 """Characters of the tools' schemas; larger ones stay behind, and arguments keep the types that they have."""
+REASONING = frozenset({"reasoning_content", "reasoning", "thinking"})
+"""Fields of templates that hold reasoning; text of all other fields but the calls is content."""
 
 
 def parse_order(

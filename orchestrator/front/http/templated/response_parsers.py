@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import json
 import logging
-import socket
 import subprocess
 from collections import deque
 from contextlib import suppress
@@ -14,7 +13,7 @@ from typing import Any
 from orchestrator.front.http.accumulator import Piece
 from orchestrator.front.http.bodies.frames import LENGTH
 from orchestrator.front.http.chat.output_parser import Parsed, ParsedCall
-from orchestrator.front.http.spawning import spawned
+from orchestrator.front.http.spawning import KillableProcess
 
 log = logging.getLogger(__name__)
 
@@ -36,15 +35,15 @@ class ParserEnded(Exception):
         self.guilty = guilty
 
 
-class ParserProcess:
-    """One process, and this end of its socket. Messages are answered in their order."""
+class ParserProcess(KillableProcess):
+    """One process that parses answers. Messages are answered in their order."""
+
+    MODULE = MODULE
 
     def __init__(
         self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        self._process = process
-        self._reader = reader
-        self._writer = writer
+        super().__init__(process, reader, writer)
         self._asked: deque[asyncio.Future[dict[str, Any]]] = deque()
         self._reading = asyncio.create_task(self._read(), name="read parsed answers")
 
@@ -52,18 +51,6 @@ class ParserProcess:
     def usable(self) -> bool:
         """Whether the process still answers."""
         return not self._reading.done()
-
-    @classmethod
-    async def start(cls) -> "ParserProcess":
-        """Start a process. Raises OSError where the machine has none to spare."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                process = await spawned(MODULE, theirs)
-            except BaseException:
-                ours.close()
-                raise
-        return cls(process, *await asyncio.open_connection(sock=ours))
 
     async def ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """The answer to a message. Raises ParserEnded."""
@@ -90,11 +77,7 @@ class ParserProcess:
         """Kill the process, and wait until it is gone."""
         self._reading.cancel()
         await asyncio.gather(self._reading, return_exceptions=True)
-        self._writer.close()
-        with suppress(ConnectionError):
-            await self._writer.wait_closed()
-        self._process.kill()
-        await asyncio.to_thread(self._process.wait)
+        await super().close()
 
     async def _read(self) -> None:
         try:

@@ -11,11 +11,10 @@ from transformers.utils.chat_parsing import ResponseParser
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
 
 from orchestrator.front.http.chat.output_parser import Parsed, ParsedCall, parsed_call
+from orchestrator.front.http.templated.parse_order import REASONING
 
 CALLS = "tool_calls"
 """The field of a template that holds the calls."""
-REASONING = frozenset({"reasoning_content", "reasoning", "thinking"})
-"""Fields of templates that hold reasoning; text of all other fields but the calls is content."""
 _UNREADABLE = "unreadable"
 
 
