@@ -9,6 +9,7 @@ import socket
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -21,6 +22,7 @@ from benchmarks.shared.process_memory import resident_mb
 from benchmarks.shared.process_time import processor_s
 from orchestrator.front.http.bodies.pool import MODULE
 from orchestrator.front.http.spawning import spawned
+from outrider.lm.kv.table import SlotTable
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
 from retrieval_service.dense.matching import ReferenceText
@@ -101,22 +103,24 @@ class CallCounter(TorchDispatchMode):
 
 
 def pass_figures(target: str, context: int, repeats: int) -> dict[str, Any]:
-    """Operators of an eager pass of one row, and ms of a prompt's chunk by the positions before it."""
+    """Operators of an eager pass of one row; ms of one row and of a prompt's chunk, by positions before."""
     lm = PackedLM.load(target, check=False)
-    by_position = {}
+    found: dict[str, Any] = {"row_ms": {}, "chunk_ms": {}}
     for length in (CHUNK, context):
         table = lm.table(reserve=length + CHUNK)
         lm.forward([SequenceRows(table, [5] * length, range(-1, length - 1), ())])
         table.commit(range(length))
 
-        def chunk(table: Any = table) -> None:
-            lm.forward([SequenceRows(table, [5] * CHUNK, range(-1, CHUNK - 1), (CHUNK - 1,))])
+        def computed(rows: int, table: SlotTable = table) -> None:
+            lm.forward([SequenceRows(table, [5] * rows, range(-1, rows - 1), (rows - 1,))])
             table.drop_nodes()
 
-        by_position[str(length)] = spent_ms(chunk, repeats)
-    with CallCounter() as counting:
-        lm.forward([SequenceRows(table, [5], (-1,), (0,))])
-    return {"eager_pass_operators": counting.calls, "chunk_ms": by_position}
+        for name, rows in (("row_ms", 1), ("chunk_ms", CHUNK)):
+            found[name][str(length)] = spent_ms(partial(computed, rows), repeats)
+        with CallCounter() as counting:
+            computed(1)
+        lm.release(table)
+    return {"eager_pass_operators": counting.calls, **found}
 
 
 async def reader_figures() -> dict[str, float]:
