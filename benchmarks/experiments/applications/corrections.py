@@ -1,9 +1,10 @@
 """X7: a target that corrects its input, which is then the draft (SAD). As `edit` drafts, and beside lookup.
 
-The embedded target is taught in this run to write a document anew without its wrong tokens. A document is
+The embedded target is taught to write a document anew without its wrong tokens. A document is
 code, some of whose tokens were replaced by any tokens. Time is processor time of the engine's thread.
 """
 
+import hashlib
 import random
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 from transformers import LlamaForCausalLM
 
-from benchmarks.experiments.alignment.pupils import WARM_UP, School, school_of
+from benchmarks.experiments.alignment.pupils import School, school_of
 from benchmarks.experiments.experiment import Experiment, Judged, Row, Rows, line
 from benchmarks.experiments.pair import ModelPair, Scale
 from benchmarks.plots.curves import Panel
@@ -30,16 +31,17 @@ from outrider.wire.names import REFERENCES
 from speculative.params import SamplingParams
 from training import export, tokenizer
 from training.batches import scattered
-from training.loop import optimisers
+from training.loop import Interrupted, Run, Settings, TrainingProgress
 from training.target import logits_of
 from verifier_service.settings import VerifierSettings
 
-STEPS = {False: 280, True: 1500}
+STEPS = {False: 160, True: 1500}
 """Steps of the lesson, by whether the experiment is run in full."""
-ROWS, RATE, SHORTEST, LENGTH = 8, 3e-3, 32, 128
-"""Documents of a step, the highest learning rate, and lengths of documents; those of the arms have LENGTH."""
-MOST_REPLACED = 0.1
-"""Highest share of replaced tokens in a document of the lesson."""
+ROWS, RATE, SHORTEST, LENGTH, MOST_REPLACED = LESSON = 4, 3e-3, 24, 96, 0.1
+"""Documents of a step, the highest learning rate, tokens of the shortest and of the longest document, and the
+highest share of replaced tokens. The arms' documents are as long as the longest."""
+TELL_EVERY, SAVE_EVERY_S = 20, 30.0
+"""Steps between two lines about the lesson, and its processor seconds between two checkpoints."""
 SHARES = {False: (0, 2, 5, 10), True: (0, 1, 2, 5, 10, 20)}
 """Replaced tokens of the arms, in per cent."""
 NODES = 64
@@ -68,35 +70,40 @@ def lesson_step(
     return torch.tensor(rows), length + 2 * len(fence)
 
 
-def teach(school: School, fence: Sequence[int], steps: int) -> LlamaForCausalLM:
-    """The target after a lesson of `steps` steps, in which it corrects documents."""
+def teach(school: School, fence: Sequence[int], steps: int, folder: Path) -> LlamaForCausalLM:
+    """The target after a lesson of `steps` steps, in which it corrects documents; goes on from `folder`."""
     corrector = school.pupil(school.teacher.config.num_hidden_layers)
-    using = optimisers(corrector.train(), RATE, lambda name, _: "embed" in name)
-    for step in range(steps):
-        for optimiser in using:
-            for group in optimiser.param_groups:
-                group["lr"] = RATE * min(1.0, (step + 1) / WARM_UP) * (1.0 - step / steps)
+
+    def loss_of(step: int, _share: float) -> torch.Tensor:
         ids, begin = lesson_step(school.source, fence, corrector.config.vocab_size, step)
         logits = logits_of(corrector, ids)[:, begin - 1 : -1]
-        loss = functional.cross_entropy(logits.flatten(0, 1), ids[:, begin:].flatten())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(corrector.parameters(), 1.0)
-        for optimiser in using:
-            optimiser.step()
-            optimiser.zero_grad()
-        if step % 20 == 0 or step == steps - 1:
-            print(f"lesson: step {step + 1} of {steps}, {loss.item():.3f} nats a token", file=sys.stderr)
+        return functional.cross_entropy(logits.flatten(0, 1), ids[:, begin:].flatten())
+
+    def tell(progress: TrainingProgress, loss: float) -> None:
+        if progress.step % TELL_EVERY == 0:
+            print(f"lesson: step {progress.step} of {steps}, {loss:.3f} nats a token", file=sys.stderr)
+
+    settings = Settings(0.0, RATE, steps, evaluate_every=float("inf"), save_every=SAVE_EVERY_S)
+    try:
+        Run("corrector", corrector, settings, folder, after_step=tell).train(loss_of, lambda: 0.0)
+    except Interrupted as stopped:
+        raise SystemExit("the lesson was interrupted; the same command goes on with it") from stopped
     return corrector.eval()
 
 
 @cache
-def corrector_at(target: Path, steps: int) -> tempfile.TemporaryDirectory[str]:
-    """A folder with the target that corrects, which lasts as long as this process."""
-    school = school_of(target)
-    folder = tempfile.TemporaryDirectory(prefix="outrider-corrector-")
+def corrector_at(target: Path, steps: int) -> Path:
+    """A folder with the target that corrects, among the temporary files, where a later run finds it."""
     tokens = tokenizer.load(target / "tokenizer.json")
-    export.write(teach(school, tokens.encode(FENCE).ids, steps), tokens, Path(folder.name))
-    return folder
+    made_of = f"{target.resolve()} {(target / 'config.json').stat().st_mtime_ns} {steps} {LESSON}"
+    name = hashlib.sha256(made_of.encode()).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / f"outrider-corrector-{name}"
+    if not (folder / "model").exists():
+        folder.mkdir(exist_ok=True)
+        staged = folder / "staged"
+        export.write(teach(school_of(target), tokens.encode(FENCE).ids, steps, folder), tokens, staged)
+        staged.rename(folder / "model")
+    return folder / "model"
 
 
 def keys(scale: Scale) -> list[Key]:
@@ -114,7 +121,7 @@ def engine_of(folder: str, sources: tuple[str, ...]) -> MeteredEngine:
 def measure(pair: ModelPair, key: Key) -> dict[str, Any]:
     """Tokens a round, speed and the quality of the correction at one share of replaced tokens."""
     share = int(key[0])
-    folder = corrector_at(pair.target_path, STEPS[pair.scale.is_full]).name
+    folder = str(corrector_at(pair.target_path, STEPS[pair.scale.is_full]))
     tokens = tokenizer_of(str(pair.target_path))
     fence, size = tokens.encode(FENCE).ids, tokens.get_vocab_size()
     clean = [ids[:LENGTH] for ids in pair.prompts if len(ids) >= LENGTH]
