@@ -139,8 +139,9 @@ def flags_of_benchmark(program: Path) -> set[str]:
     """Flags that a benchmark adds, itself or by a function named add_… of another module of benchmarks."""
     flags = flags_in(program)
     for node in ast.walk(ast.parse(program.read_text())):
-        adds = isinstance(node, ast.ImportFrom) and any(name.name.startswith("add_") for name in node.names)
-        if adds and node.module is not None:
+        if not isinstance(node, ast.ImportFrom) or node.module is None:
+            continue
+        if any(name.name.startswith("add_") for name in node.names):
             flags |= flags_in(ROOT.joinpath(*node.module.split(".")).with_suffix(".py"))
     return flags
 

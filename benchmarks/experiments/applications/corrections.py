@@ -46,7 +46,12 @@ SHARES = {False: (0, 2, 5, 10), True: (0, 1, 2, 5, 10, 20)}
 """Replaced tokens of the arms, in per cent."""
 NODES = 64
 PLAIN, LOOKUP, BOTH = "plain", "lookup", "both"
-SOURCES = {PLAIN: (), LOOKUP: (LOOKUP,), REFERENCES: (REFERENCES,), BOTH: (LOOKUP, REFERENCES)}
+SOURCES: dict[str, tuple[str, ...]] = {
+    PLAIN: (),
+    LOOKUP: (LOOKUP,),
+    REFERENCES: (REFERENCES,),
+    BOTH: (LOOKUP, REFERENCES),
+}
 FENCE = "\n```\n"
 """Stands before and behind a document, as `edit` looks for it."""
 GREEDY = SamplingParams(temperature=0.0)
