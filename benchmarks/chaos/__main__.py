@@ -5,24 +5,20 @@ Run as `outrider bench chaos --seconds N --seed S --json`. docs/figures.md says 
 
 import argparse
 import asyncio
-import contextlib
-import signal
 import sys
 import time
 from typing import Any
 
 from benchmarks.chaos.fault_plan import ProcessFault, Schedule, draw_faults
 from benchmarks.chaos.fleet_processes import ROLES, ChaosFleet
+from benchmarks.chaos.harmed_run import add_stream_flags, all_streams_whole, failures_said, run_fleet
 from benchmarks.chaos.stream_figures import CompletedFault, summary
 from benchmarks.chaos.traffic import RepeatedStreams, decode_all_golden, scripts
-from benchmarks.shared.envelope import add_pair, command_line, print_result, settings_of
+from benchmarks.shared.envelope import command_line, print_result, settings_of
 from benchmarks.shared.heldout import load_prompts
-from outrider.runtime.children import ServiceFailed
 
 CHECK_EVERY_S = 0.3
 """Seconds between two checks for faults that are due."""
-INTERRUPTED = 130
-"""Exit status after a signal."""
 
 
 async def carry_out(
@@ -69,29 +65,14 @@ async def measure(fleet: ChaosFleet, settings: argparse.Namespace) -> dict[str, 
         await streams.close()
 
 
-async def run(settings: argparse.Namespace) -> dict[str, Any] | None:
-    """The result's fields, or None where a signal came first. No process is left in either case."""
-    fleet = ChaosFleet(
+def fleet_of(settings: argparse.Namespace) -> ChaosFleet:
+    """The fleet that is harmed."""
+    return ChaosFleet(
         settings.target,
         settings.drafter,
         log_level=settings.log_level,
         deterministic=settings.deterministic == "on",
     )
-    work = asyncio.create_task(measure(fleet, settings))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, work.cancel)
-    try:
-        with contextlib.suppress(asyncio.CancelledError):
-            return await work
-        return None
-    finally:
-        fleet.close()
-
-
-def is_well(fields: dict[str, Any], streams: int) -> bool:
-    """Whether every stream gave its golden output, each token once, in spite of the faults."""
-    all_identical = fields["identical"] == fields["streams"] >= streams
-    return all_identical and fields["faults"] > 0 and not fields["duplicates"] and not fields["gaps"]
 
 
 def parse() -> argparse.Namespace:
@@ -102,18 +83,13 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=1, help="seed of the plan of faults")
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two faults, on average")
-    parser.add_argument("--streams", type=int, default=16, help="streams at a time")
-    parser.add_argument("--tokens", type=int, default=160, help="tokens of each choice of each stream")
-    parser.add_argument("--prompt", type=int, default=200, help="most tokens of a first prompt")
     parser.add_argument(
         "--repeats", type=int, default=1, help="times to decode the golden output; all have to agree"
     )
-    add_pair(parser)
     parser.add_argument(
         "--deterministic", choices=("on", "off"), default="on", help="deterministic profile of the verifiers"
     )
-    parser.add_argument("--log-level", default="error", help="log level of the services")
-    parser.add_argument("--check", action="store_true", help="exit with 1 unless all streams are identical")
+    add_stream_flags(parser)
     return parser.parse_args()
 
 
@@ -121,16 +97,12 @@ def main() -> None:
     """Runs the benchmark and prints the result."""
     settings = parse()
     started = time.perf_counter()
-    try:
-        fields = asyncio.run(run(settings))
-    except* (ServiceFailed, RuntimeError, TimeoutError) as failed:
-        raise SystemExit(f"chaos: {'; '.join(map(repr, failed.exceptions))}") from failed
-    if fields is None:
-        raise SystemExit(INTERRUPTED)
+    with failures_said("chaos"):
+        fields = run_fleet(lambda: fleet_of(settings), lambda fleet: measure(fleet, settings))
     print_result(
         "chaos", settings_of(settings, "check"), started, fields | {"processes": ROLES}, settings.plot
     )
-    if settings.check and not is_well(fields, settings.streams):
+    if settings.check and not (fields["faults"] and all_streams_whole(fields, settings.streams)):
         raise SystemExit("chaos: not every stream gave its golden output once; see differences and errors")
 
 

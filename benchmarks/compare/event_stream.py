@@ -49,6 +49,12 @@ class StreamedAnswer:
         return (self.events[0] - self.began) * 1000
 
     @property
+    def token_ms(self) -> float:
+        """Milliseconds of a token from the first event to the last; 0 where all tokens came at once."""
+        spread = (self.events[-1] - self.events[0]) * 1000
+        return spread / (self.tokens - 1) if self.tokens > 1 else 0.0
+
+    @property
     def gaps_ms(self) -> list[float]:
         """Milliseconds between events that follow each other."""
         return [(after - before) * 1000 for before, after in zip(self.events, self.events[1:], strict=False)]

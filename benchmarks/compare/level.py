@@ -45,6 +45,7 @@ def level_record(answers: Sequence[StreamedAnswer], seconds: float) -> dict[str,
         "tokens": sum(answer.tokens for answer in answers),
         "events": sum(len(answer.events) for answer in answers),
         "first_ms": [round(answer.first_ms, 3) for answer in answers],
+        "token_ms": [round(answer.token_ms, 3) for answer in answers],
         "gaps_ms": [round(gap, 3) for answer in answers for gap in answer.gaps_ms],
         "texts": [answer.text for answer in answers],
     }
@@ -59,11 +60,13 @@ def level_figures(records: Sequence[Mapping[str, Any]], first: Sequence[str]) ->
     texts = [text for record in records for text in record["texts"]]
     equal = [text == first[number % len(first)] for number, text in enumerate(texts)]
     first_ms = [ms for record in records for ms in record["first_ms"]]
+    token_ms = [ms for record in records for ms in record["token_ms"]]
     gaps_ms = [ms for record in records for ms in record["gaps_ms"]] or [0.0]
     tokens = sum(record["tokens"] for record in records)
     return {
         "tokens_per_second": round(tokens / sum(record["seconds"] for record in records), 2),
         "first_token_ms": {"p50": quantile(first_ms, 0.5), "p99": quantile(first_ms, 0.99)},
+        "token_ms": {"p50": quantile(token_ms, 0.5), "p99": quantile(token_ms, 0.99)},
         "gap_ms": {"p50": quantile(gaps_ms, 0.5), "p99": quantile(gaps_ms, 0.99)},
         "tokens_per_event": round(tokens / sum(record["events"] for record in records), 3),
         "requests": len(texts),

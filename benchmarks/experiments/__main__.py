@@ -18,6 +18,7 @@ from benchmarks.experiments.alignment.two_drafters import X22
 from benchmarks.experiments.applications.added_sources import X21
 from benchmarks.experiments.applications.batching import X23
 from benchmarks.experiments.applications.contrastive import X20
+from benchmarks.experiments.applications.corrections import X7
 from benchmarks.experiments.applications.pixels import X16
 from benchmarks.experiments.applications.speculative_retrieval import X19
 from benchmarks.experiments.context_length import X12
@@ -41,7 +42,7 @@ from benchmarks.shared.resumable import ResumeFile
 EXPERIMENTS = {
     each.name: each
     for each in (
-        *(X2, X3, X4, X5, X6, X8, X9, X10, X11, X12, X13),
+        *(X2, X3, X4, X5, X6, X7, X8, X9, X10, X11, X12, X13),
         *(X14, X15, X16, X17, X18, X19, X20, X21, X22, X23),
         LEAK,
     )

@@ -5,8 +5,6 @@ Run as `outrider bench upgrade --previous REVISION --json`. docs/figures.md says
 
 import argparse
 import asyncio
-import contextlib
-import signal
 import sys
 import time
 from pathlib import Path
@@ -14,16 +12,14 @@ from typing import Any
 
 from benchmarks.chaos.fault_plan import Harm, ProcessFault
 from benchmarks.chaos.fleet_processes import ROLES, ChaosFleet
+from benchmarks.chaos.harmed_run import add_stream_flags, all_streams_whole, failures_said, run_fleet
 from benchmarks.chaos.stream_figures import CompletedFault, summary
 from benchmarks.chaos.traffic import RepeatedStreams, decode_all_golden, scripts
-from benchmarks.shared.envelope import add_pair, command_line, print_result, settings_of
+from benchmarks.shared.envelope import command_line, print_result, settings_of
 from benchmarks.shared.heldout import load_prompts
 from benchmarks.upgrade.checkout import code_of, revision_of
 from benchmarks.upgrade.rolling_plan import ORDERS, Release, Roll, pairs_beside, plan_rolls
-from outrider.runtime.children import ROOT, ServiceFailed
-
-INTERRUPTED = 130
-"""Exit status after a signal."""
+from outrider.runtime.children import ROOT
 
 
 async def carry_out(
@@ -65,9 +61,9 @@ async def measure(
         await streams.close()
 
 
-async def run(previous: Path, rolls: list[Roll], settings: argparse.Namespace) -> dict[str, Any] | None:
-    """The result's fields, or None where a signal came first. No process is left in either case."""
-    fleet = ChaosFleet(
+def fleet_of(previous: Path, settings: argparse.Namespace) -> ChaosFleet:
+    """The fleet on the previous release."""
+    return ChaosFleet(
         settings.target,
         settings.drafter,
         log_level=settings.log_level,
@@ -75,21 +71,6 @@ async def run(previous: Path, rolls: list[Roll], settings: argparse.Namespace) -
         code=previous,
         devices=False,
     )
-    work = asyncio.create_task(measure(fleet, previous, rolls, settings))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, work.cancel)
-    try:
-        with contextlib.suppress(asyncio.CancelledError):
-            return await work
-        return None
-    finally:
-        fleet.close()
-
-
-def is_well(fields: dict[str, Any], streams: int, rolls: int) -> bool:
-    """Whether every stream gave its golden output, each token once, and every process rolled."""
-    all_identical = fields["identical"] == fields["streams"] >= streams
-    return all_identical and fields["rolls"] == rolls and not fields["duplicates"] and not fields["gaps"]
 
 
 def parse() -> argparse.Namespace:
@@ -106,12 +87,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--beside", type=float, default=3.0, help="seconds for which every mix of releases serves"
     )
-    parser.add_argument("--streams", type=int, default=16, help="streams at a time")
-    parser.add_argument("--tokens", type=int, default=160, help="tokens of each choice of each stream")
-    parser.add_argument("--prompt", type=int, default=200, help="most tokens of a first prompt")
-    add_pair(parser)
-    parser.add_argument("--log-level", default="error", help="log level of the services")
-    parser.add_argument("--check", action="store_true", help="exit with 1 unless all streams are identical")
+    add_stream_flags(parser)
     return parser.parse_args()
 
 
@@ -120,17 +96,15 @@ def main() -> None:
     settings = parse()
     started = time.perf_counter()
     rolls = plan_rolls(settings.orders, ROLES)
-    try:
-        with code_of(settings.previous) as previous:
-            revision = revision_of(previous)
-            fields = asyncio.run(run(previous, rolls, settings))
-    except* (ServiceFailed, RuntimeError, TimeoutError) as failed:
-        raise SystemExit(f"upgrade: {'; '.join(map(str, failed.exceptions))}") from failed
-    if fields is None:
-        raise SystemExit(INTERRUPTED)
+    with failures_said("upgrade"), code_of(settings.previous) as previous:
+        revision = revision_of(previous)
+        fields = run_fleet(
+            lambda: fleet_of(previous, settings), lambda fleet: measure(fleet, previous, rolls, settings)
+        )
     more = {"previous": revision, "pairs_beside": len(pairs_beside(rolls)), "processes": ROLES}
     print_result("upgrade", settings_of(settings, "check"), started, more | fields)
-    if settings.check and not is_well(fields, settings.streams, len(rolls)):
+    has_rolled = fields["rolls"] == len(rolls)
+    if settings.check and not (has_rolled and all_streams_whole(fields, settings.streams)):
         raise SystemExit("upgrade: not every stream gave its golden output once; see differences and errors")
 
 

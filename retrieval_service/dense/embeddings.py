@@ -1,7 +1,7 @@
 """What a run of ids is about, as a vector: the interface, and the default that needs nothing but the target.
 
 The default pools the target's own input embeddings. Pooling is the plain mean: weights by inverse frequency
-(SIF, Arora et al., 2017) and centring found renamed copies of a document less often (docs/dense.md).
+(SIF, Arora et al., 2017) and centring found renamed copies of a document less often.
 """
 
 import hashlib

@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.compare.event_stream import Endpoint, EndpointFailed, find_model, stream_answer
+from benchmarks.compare.event_stream import (
+    Endpoint,
+    EndpointFailed,
+    StreamedAnswer,
+    find_model,
+    stream_answer,
+)
 from benchmarks.compare.level import drive, level_figures, level_record
 from benchmarks.http.front_clients import MeasuredOrchestrator
 from benchmarks.shared.envelope import module_command
@@ -107,6 +113,13 @@ def test_an_answer_has_its_text_its_events_and_the_endpoints_own_count() -> None
     assert len(answer.gaps_ms) == EVENTS - 1
 
 
+def test_a_tokens_time_is_that_of_the_answer_over_its_later_tokens() -> None:
+    answer = StreamedAnswer(1.0, events=[2.0, 2.5, 3.0], text="abcdef", tokens=6)
+
+    assert (answer.first_ms, answer.token_ms, answer.gaps_ms) == (1000, 200, [500, 500])
+    assert StreamedAnswer(1.0, events=[2.0], text="a", tokens=1).token_ms == 0
+
+
 def test_a_stream_that_breaks_off_is_a_failure_and_cancels_the_level() -> None:
     with served(SmallServer(2)) as url, pytest.raises(EndpointFailed, match="broke off after 1 events"):
         asyncio.run(drive(Endpoint("small", url), "/completions", [{}] * 5, 1, 10))
@@ -175,7 +188,8 @@ def test_figures_pool_the_repeats_of_a_level() -> None:
 
 
 def test_a_level_without_a_gap_has_gaps_of_zero() -> None:
-    found = level_figures([level_record([], 1.0) | {"texts": ["a"], "first_ms": [1.0], "events": 1}], ["a"])
+    record = level_record([], 1.0) | {"texts": ["a"], "first_ms": [1.0], "token_ms": [0.0], "events": 1}
+    found = level_figures([record], ["a"])
 
     assert found["gap_ms"] == {"p50": 0.0, "p99": 0.0}
 

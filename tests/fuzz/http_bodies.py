@@ -26,6 +26,8 @@ _DECODING: dict[str, Any] = {
     "presence_penalty": 0.1,
     "frequency_penalty": 0.1,
     "logit_bias": {"5": 1.0},
+    "contrast_strength": 0.5,
+    "contrast_plausibility": 0.2,
     "min_tokens": 1,
     "ignore_eos": True,
     "stop_token_ids": [7],

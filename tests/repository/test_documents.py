@@ -135,11 +135,22 @@ def flags_in(source: Path) -> set[str]:
     return set(re.findall(r'"(--[a-z][a-z-]*)"', source.read_text()))
 
 
+def flags_of_benchmark(program: Path) -> set[str]:
+    """Flags that a benchmark adds, itself or by a function named add_… of another module of benchmarks."""
+    flags = flags_in(program)
+    for node in ast.walk(ast.parse(program.read_text())):
+        if not isinstance(node, ast.ImportFrom) or node.module is None:
+            continue
+        if any(name.name.startswith("add_") for name in node.names):
+            flags |= flags_in(ROOT.joinpath(*node.module.split(".")).with_suffix(".py"))
+    return flags
+
+
 def flags_of(words: list[str]) -> set[str]:
     """Flags of the command that these words call."""
     if words[0] == "bench":
         common = flags_in(ROOT / "benchmarks" / "shared" / "envelope.py")
-        return common if words[1] == "NAME" else common | flags_in(find_benchmark(words[1]))
+        return common if words[1] == "NAME" else common | flags_of_benchmark(find_benchmark(words[1]))
     top = command = get_command(app)
     rest, flags = list(words), {"--help"}
     while named := [word for word in rest if word in getattr(command, "commands", {})]:

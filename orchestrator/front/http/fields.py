@@ -340,6 +340,10 @@ class DecodingFields(IgnoredFields):
         | None
     ) = None
     """Numbers to add to the logits of tokens, by token id, which is written as a string."""
+    contrast_strength: Number | None = None
+    """Weight of the verifier's amateur against the target; default 0, no contrast."""
+    contrast_plausibility: Number | None = None
+    """With contrast_strength: tokens below this share of the likeliest are dropped; default 0.1."""
     min_tokens: Whole | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[Id], Field(max_length=MAX_STOP_IDS), UNTIL_FAULT] | None = None

@@ -75,6 +75,12 @@ def check_together(body: GenerationFields, suffix: str | None) -> None:
         for other, given in (("suffix", suffix), ("return_token_ids", body.return_token_ids)):
             if given:
                 raise FieldRefused("echo", f"echo is given beside {other}; give one of them")
+        if scores_prompt(body) and body.contrast_strength:
+            raise FieldRefused(
+                "contrast_strength",
+                f"contrast_strength is {body.contrast_strength:g} beside echo with logprobs, which scores "
+                "the prompt without contrast; leave contrast_strength or logprobs out",
+            )
     if isinstance(body, ChatFields):
         if body.top_logprobs is not None and not body.logprobs:
             raise FieldRefused("top_logprobs", "top_logprobs is given without logprobs: true")
@@ -220,6 +226,8 @@ def _sampling(body: GenerationFields) -> common_pb2.Sampling:
         repetition_penalty=body.repetition_penalty,
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
+        contrast_strength=body.contrast_strength,
+        contrast_plausibility=body.contrast_plausibility,
         logit_bias=biases,
         min_tokens=body.min_tokens,
         ignore_eos=body.ignore_eos,

@@ -234,6 +234,8 @@ async def test_every_parameter_reaches_the_verifier(world: World, table: TokenTa
         "top_k": 5,
         "min_p": 0.25,
         "repetition_penalty": 1.5,
+        "contrast_strength": 0.5,
+        "contrast_plausibility": 0.25,
         "min_tokens": 2,
         "ignore_eos": True,
         "stop_token_ids": [9],
@@ -258,6 +260,7 @@ async def test_every_parameter_reaches_the_verifier(world: World, table: TokenTa
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.75, 5, 0.25)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -0.5)
     assert (sampling.repetition_penalty, sampling.min_tokens, sampling.ignore_eos) == (1.5, 2, True)
+    assert (sampling.contrast_strength, sampling.contrast_plausibility) == (0.5, 0.25)
     assert (dict(sampling.logit_bias), list(sampling.stop_ids)) == ({7: -3.0}, [9])
     assert (list(opened.stop), opened.seed, opened.limit) == (["zzz"], 2**64 - 1, 7)
     assert (opened.speculate, opened.node_limit, opened.policy) == (True, 4, "fixed:3")

@@ -1,0 +1,168 @@
+"""Measures small costs that the docs name, in processor time, each with the real part and no services.
+
+Run as `outrider bench small_costs --json`. docs/figures.md says what each field means.
+"""
+
+import argparse
+import asyncio
+import socket
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.shared.envelope import MODELS, command_line, print_result, settings_of
+from benchmarks.shared.process_memory import resident_mb
+from benchmarks.shared.process_time import processor_s
+from orchestrator.front.http.bodies.pool import MODULE
+from orchestrator.front.http.spawning import spawned
+from outrider.lm.kv.table import SlotTable
+from outrider.lm.plan import SequenceRows
+from outrider.lm.runner import PackedLM
+from retrieval_service.dense.matching import ReferenceText
+from retrieval_service.dense.references import LIMITS
+from retrieval_service.ranking import DraftShape, rank
+from retrieval_service.trie import CountedTrie, counted
+from speculative.params import SamplingParams
+
+VOCABULARY, NODES, DEPTH = 4096, 96, 16
+MATCHES = (1, 4, 16, 64)
+"""Lengths of the matches that are looked up, in tokens."""
+SHAPE = DraftShape(nodes=NODES)
+CHUNK = 64
+"""Rows of a prompt's chunk."""
+IDLE_S, READER_S = 1.0, 30.0
+"""Seconds without work after which a process has started, and the most that a start may take."""
+
+
+def spent_ms(work: Callable[[], object], repeats: int) -> float:
+    """Median processor time of this thread for one call, after a first call that is not counted."""
+    work()
+    taken = []
+    for _ in range(repeats):
+        began = time.thread_time_ns()
+        work()
+        taken.append((time.thread_time_ns() - began) / 1e6)
+    return round(statistics.median(taken), 4)
+
+
+def lookup_figures(repeats: int) -> dict[str, float]:
+    """Ms of a lookup in as many tokens of references as a session has at most, by length of the match."""
+    chance = np.random.default_rng(0)
+    parts = [chance.integers(VOCABULARY, size=LIMITS.tokens // 4).astype(np.int32) for _ in range(4)]
+    text = ReferenceText(parts)
+    found = {}
+    for length in MATCHES:
+        end = int(chance.integers(LIMITS.tokens // 8, LIMITS.tokens // 4 - DEPTH))
+        # An id that the references lack ends the match at this length.
+        session = [VOCABULARY, *parts[3][end - length : end].tolist()]
+        assert text.match(session)[1] >= length
+        found[str(length)] = spent_ms(
+            lambda ids=session: text.lookup(ids, node_limit=NODES, depth=DEPTH), repeats
+        )
+    return found
+
+
+def full_trie() -> CountedTrie:
+    """A trie of NODES nodes, of continuations whose first tokens often agree."""
+    chance = np.random.default_rng(1)
+    made = counted(
+        ((chance.integers(8, size=DEPTH) // (1 + np.arange(DEPTH) % 2)).tolist() for _ in range(64)), 8, NODES
+    )
+    assert made is not None
+    assert len(made) == NODES
+    return made
+
+
+def ranking_figures(repeats: int) -> dict[str, float]:
+    """Ms to rank a trie of NODES nodes, by mode; each time at another place, as noise of a place is kept."""
+    trie, places = full_trie(), count(100)
+    modes = {"greedy": SamplingParams(temperature=0.0), "sampled": SamplingParams(temperature=0.8)}
+    return {
+        mode: spent_ms(lambda params=params: rank(trie, params, 7, next(places), SHAPE, NODES), repeats)
+        for mode, params in modes.items()
+    }
+
+
+class CallCounter(TorchDispatchMode):
+    """Counts the operators that torch runs while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+def pass_figures(target: str, context: int, repeats: int) -> dict[str, Any]:
+    """Operators of an eager pass of one row; ms of one row and of a prompt's chunk, by positions before."""
+    lm = PackedLM.load(target, check=False)
+    found: dict[str, Any] = {"row_ms": {}, "chunk_ms": {}}
+    for length in (CHUNK, context):
+        table = lm.table(reserve=length + CHUNK)
+        lm.forward([SequenceRows(table, [5] * length, range(-1, length - 1), ())])
+        table.commit(range(length))
+
+        def computed(rows: int, table: SlotTable = table) -> None:
+            lm.forward([SequenceRows(table, [5] * rows, range(-1, rows - 1), (rows - 1,))])
+            table.drop_nodes()
+
+        for name, rows in (("row_ms", 1), ("chunk_ms", CHUNK)):
+            found[name][str(length)] = spent_ms(partial(computed, rows), repeats)
+        with CallCounter() as counting:
+            computed(1)
+        lm.release(table)
+    return {"eager_pass_operators": counting.calls, **found}
+
+
+async def reader_figures() -> dict[str, float]:
+    """Processor seconds and MiB of a process that reads bodies, once it waits for its first body."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = await spawned(MODULE, theirs)
+        try:
+            before, spent, deadline = -1.0, 0.0, time.monotonic() + READER_S
+            while not spent or spent != before:
+                if time.monotonic() > deadline:
+                    raise SystemExit(f"the process still computes after {READER_S:g} s")
+                await asyncio.sleep(IDLE_S)
+                before, spent = spent, processor_s(process.pid)
+            return {"processor_s": round(spent, 2), "mb": round(resident_mb(process.pid), 1)}
+        finally:
+            process.kill()
+            process.wait()
+
+
+def parse() -> argparse.Namespace:
+    """Parses the flags; the figures in the docs have the default flags."""
+    parser = command_line("small_costs", __doc__)
+    parser.add_argument("--target", default=str(MODELS / "target"), help="folder of the target model")
+    parser.add_argument("--context", type=int, default=1800, help="positions before the later chunk")
+    parser.add_argument("--repeats", type=int, default=200, help="calls of each lookup and ranking")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measures, and prints the result."""
+    settings = parse()
+    started = time.perf_counter()
+    torch.set_num_threads(1)
+    fields = {
+        "reference_lookup_ms": lookup_figures(settings.repeats),
+        "ranking_ms": ranking_figures(settings.repeats),
+        "reader_process": asyncio.run(reader_figures()),
+        **pass_figures(settings.target, settings.context, max(3, settings.repeats // 20)),
+    }
+    print_result("small_costs", settings_of(settings), started, fields)
+
+
+if __name__ == "__main__":
+    main()
