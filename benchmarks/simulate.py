@@ -7,6 +7,7 @@ The last line is one JSON object.
 """
 
 import argparse
+import math
 import time
 from typing import Any
 
@@ -20,6 +21,12 @@ def flags() -> argparse.Namespace:
     parser = command_line("simulate", (__doc__ or "").splitlines()[0], "print the last line only")
     parser.add_argument("--seeds", type=int, default=1000, help="number of scenarios")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first scenario")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=math.inf,
+        help="begin no further seed after this time; the result's next_seed is where to go on",
+    )
     parser.add_argument("--processes", type=int, default=2, help="processes that simulate at once")
     parser.add_argument("--trace", action="store_true", help="print the events of all seeds, in order")
     parser.add_argument("--bug", choices=sorted(BUGS), default="", help="plant this bug, to see it found")
@@ -36,6 +43,7 @@ def summary(found: SearchResult) -> dict[str, Any]:
     """The fields of the result except the envelope's."""
     return {
         "seeds": found.seeds,
+        "next_seed": found.next_seed,
         "violations": len(found.failing),
         "failing": [
             {"seed": seed, "violations": what[:5]} for seed, what in sorted(found.failing.items())[:20]
@@ -53,7 +61,14 @@ def main() -> None:
     if args.trace:
         found = trace(seeds, args.bug, args.drafters)
     else:
-        found = search(seeds, args.processes, args.bug, drafters=args.drafters, progress=not args.json)
+        found = search(
+            seeds,
+            args.processes,
+            args.bug,
+            drafters=args.drafters,
+            seconds=args.seconds,
+            progress=not args.json,
+        )
     settings = {"seed": args.seed, "processes": args.processes, "bug": args.bug, "drafters": args.drafters}
     print_result("simulate", settings, started, summary(found))
     raise SystemExit(1 if found.failing else 0)

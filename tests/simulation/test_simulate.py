@@ -11,7 +11,7 @@ import pytest
 from benchmarks.simulation.bugs import BUGS
 from benchmarks.simulation.network import Weather
 from benchmarks.simulation.plan import Fault, Plan, Turn, plan_of
-from benchmarks.simulation.search import batch, first_failing
+from benchmarks.simulation.search import batch, first_failing, search
 from benchmarks.simulation.verifier import VerifierShape
 from benchmarks.simulation.world import simulate
 
@@ -63,9 +63,24 @@ def test_a_seed_replays_event_for_event() -> None:
     assert len(first) > 50
 
 
+def test_a_search_says_from_which_seed_to_go_on() -> None:
+    assert search(range(7, 9), 1).next_seed == 9
+    in_no_time = search(range(7, 9), 1, seconds=0.0)
+    assert (in_no_time.seeds, in_no_time.next_seed) == (0, 7)
+
+
 def test_a_seed_is_its_plan() -> None:
     assert plan_of(5) == plan_of(5)
     assert plan_of(5) != plan_of(6)
+
+
+def test_streams_keep_their_ids_when_a_source_swaps_its_weights() -> None:
+    swapping = [seed for seed in range(60) if any(it.kind == "swap source" for it in plan_of(seed).faults)]
+    assert len(swapping) > 8
+    outcomes = [simulate(seed) for seed in swapping]
+    assert [it.violations for it in outcomes if it.violations] == []
+    assert sum(it.counts["swap source"] for it in outcomes) > 8
+    assert sum(it.counts["accepted"] for it in outcomes)
 
 
 @pytest.mark.slow
