@@ -85,7 +85,8 @@ class Plan:
         decode all sessions together and has memory for them.
         """
         kinds = [fault.kind for fault in self.faults]
-        harmless = {"freeze verifier", "clock", "kill source", "freeze source", "empty store", "freeze store"}
+        harmless = {"freeze verifier", "clock", "kill source", "freeze source", "swap source"}
+        harmless |= {"empty store", "freeze store"}
         alone = kinds.count("freeze verifier") == 1 and harmless.issuperset(kinds)
         together = min(FEWEST_RUNNING, *[shape.blocks // self.most_blocks for shape in self.verifiers])
         return alone and len(self.verifiers) > 1 and not self.weather.lost and self._most_at_once <= together
@@ -145,7 +146,18 @@ def plan_of(seed: int) -> Plan:
     )
     tight = plan.most_blocks + 1
     shapes = [replace(shape, blocks=tight) if shape.blocks == TIGHT else shape for shape in plan.verifiers]
-    return replace(plan, verifiers=tuple(shapes))
+    return replace(plan, verifiers=tuple(shapes), faults=(*plan.faults, *_swaps(plan)))
+
+
+def _swaps(plan: Plan) -> tuple[Fault, ...]:
+    """The swap of a learning source's weights, in half of the plans that have a source.
+
+    A chance of its own draws the swap, so that all else is as in plans that know no swap.
+    """
+    chance = random.Random(f"swap {plan.seed}")
+    if not plan.sources or chance.random() < 0.5:
+        return ()
+    return (Fault(chance.uniform(0.0, FAULTS_UNTIL_S), "swap source", 0, chance.choice((0.0, 0.1, 0.4))),)
 
 
 def with_pool(plan: Plan, drafters: int) -> Plan:
