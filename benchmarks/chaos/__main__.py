@@ -64,7 +64,8 @@ async def measure(fleet: ChaosFleet, settings: argparse.Namespace) -> dict[str, 
         streams.start()
         done = await carry_out(fleet, faults, streams, settings.seconds)
         await streams.finish()
-        return summary(streams.records, streams.golden(), done) | {"harmed_s": round(streams.now(), 1)}
+        found = summary(streams.records, streams.golden(), done)
+        return found | {"harmed_s": round(streams.now(), 1), "learnt": fleet.learnt()}
     finally:
         await streams.close()
 
@@ -76,6 +77,8 @@ async def run(settings: argparse.Namespace) -> dict[str, Any] | None:
         settings.drafter,
         log_level=settings.log_level,
         deterministic=settings.deterministic == "on",
+        heads=settings.heads,
+        learns=settings.learn,
     )
     work = asyncio.create_task(measure(fleet, settings))
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -111,6 +114,10 @@ def parse() -> argparse.Namespace:
     add_pair(parser)
     parser.add_argument(
         "--deterministic", choices=("on", "off"), default="on", help="deterministic profile of the verifiers"
+    )
+    parser.add_argument("--heads", default="", help="heads of the verifiers: folders or ids; default: none")
+    parser.add_argument(
+        "--learn", action="store_true", help="have the drafters learn from the streams, in short lessons"
     )
     parser.add_argument("--log-level", default="error", help="log level of the services")
     parser.add_argument("--check", action="store_true", help="exit with 1 unless all streams are identical")
