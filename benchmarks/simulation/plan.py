@@ -146,6 +146,9 @@ def plan_of(seed: int) -> Plan:
     )
     tight = plan.most_blocks + 1
     shapes = [replace(shape, blocks=tight) if shape.blocks == TIGHT else shape for shape in plan.verifiers]
+    heads = random.Random(f"heads {seed}")
+    share = heads.choice((0.0, 0.0, 0.7))
+    shapes = [replace(shape, head=heads.random() < share) for shape in shapes]
     return replace(plan, verifiers=tuple(shapes), faults=(*plan.faults, *_swaps(plan)))
 
 

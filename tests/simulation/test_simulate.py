@@ -3,17 +3,20 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import pytest
 
 from benchmarks.simulation.bugs import BUGS
+from benchmarks.simulation.head import ToyHead
 from benchmarks.simulation.network import Weather
 from benchmarks.simulation.plan import Fault, Plan, Turn, plan_of
 from benchmarks.simulation.search import batch, first_failing, search
 from benchmarks.simulation.verifier import VerifierShape
 from benchmarks.simulation.world import simulate
+from verifier_service.proposers.batched import SeenPass
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "docs" / "figures" / "simulate.schema.json").read_text())
@@ -81,6 +84,31 @@ def test_streams_keep_their_ids_when_a_source_swaps_its_weights() -> None:
     assert [it.violations for it in outcomes if it.violations] == []
     assert sum(it.counts["swap source"] for it in outcomes) > 8
     assert sum(it.counts["accepted"] for it in outcomes)
+
+
+def with_heads(seed: int) -> Plan:
+    plan = plan_of(seed)
+    return replace(plan, verifiers=tuple(replace(shape, head=True) for shape in plan.verifiers))
+
+
+def test_streams_keep_their_ids_when_heads_draft_inside_the_verifiers() -> None:
+    seeds = range(1000, 1015)
+    heads = [simulate(seed, plan=with_heads(seed)) for seed in seeds]
+    assert [it.violations for it in heads if it.violations] == []
+    without = sum(simulate(seed).counts["accepted"] for seed in seeds)
+    assert sum(it.counts["accepted"] for it in heads) > 1.5 * without
+
+
+def test_a_head_that_is_shown_a_round_twice_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    saw = ToyHead.saw
+
+    def twice(head: ToyHead, seen: SeenPass) -> None:
+        saw(head, seen)
+        saw(head, seen)
+
+    monkeypatch.setattr(ToyHead, "saw", twice)
+    found = [what for seed in range(1000, 1005) for what in simulate(seed, plan=with_heads(seed)).violations]
+    assert any("proposer muted" in what for what in found)
 
 
 @pytest.mark.slow
