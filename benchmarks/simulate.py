@@ -9,10 +9,12 @@ The last line is one JSON object.
 import argparse
 import math
 import time
+from dataclasses import asdict
 from typing import Any
 
 from benchmarks.shared.envelope import command_line, print_result
 from benchmarks.simulation.bugs import BUGS
+from benchmarks.simulation.plan import Additions
 from benchmarks.simulation.search import SearchResult, search, trace
 
 
@@ -36,6 +38,10 @@ def flags() -> argparse.Namespace:
         default=0,
         help="give every scenario this number of drafters of one name, one of which fails",
     )
+    parser.add_argument("--heads", action="store_true", help="give verifiers of every second scenario a head")
+    parser.add_argument(
+        "--swaps", action="store_true", help="have the drafter of every second scenario swap its weights"
+    )
     return parser.parse_args()
 
 
@@ -58,18 +64,19 @@ def main() -> None:
     """Searches or traces and prints the result; exits with 1 where a seed has a violation."""
     args, started = flags(), time.perf_counter()
     seeds = range(args.seed, args.seed + args.seeds)
+    additions = Additions(args.drafters, args.heads, args.swaps)
     if args.trace:
-        found = trace(seeds, args.bug, args.drafters)
+        found = trace(seeds, args.bug, additions)
     else:
         found = search(
             seeds,
             args.processes,
             args.bug,
-            drafters=args.drafters,
+            additions=additions,
             seconds=args.seconds,
             progress=not args.json,
         )
-    settings = {"seed": args.seed, "processes": args.processes, "bug": args.bug, "drafters": args.drafters}
+    settings = {"seed": args.seed, "processes": args.processes, "bug": args.bug} | asdict(additions)
     print_result("simulate", settings, started, summary(found))
     raise SystemExit(1 if found.failing else 0)
 

@@ -27,7 +27,7 @@ PROCESS: contextvars.ContextVar["Process | None"] = contextvars.ContextVar("proc
 
 
 class _Handle:
-    """A callback or a timer: asyncio's handle without its checks, which took a tenth of a scenario's time."""
+    """A callback or a timer: asyncio's handle without its checks."""
 
     __slots__ = ("args", "callback", "context", "dropped")
 

@@ -146,21 +146,44 @@ def plan_of(seed: int) -> Plan:
     )
     tight = plan.most_blocks + 1
     shapes = [replace(shape, blocks=tight) if shape.blocks == TIGHT else shape for shape in plan.verifiers]
-    heads = random.Random(f"heads {seed}")
-    share = heads.choice((0.0, 0.0, 0.7))
-    shapes = [replace(shape, head=heads.random() < share) for shape in shapes]
-    return replace(plan, verifiers=tuple(shapes), faults=(*plan.faults, *_swaps(plan)))
+    return replace(plan, verifiers=tuple(shapes))
 
 
-def _swaps(plan: Plan) -> tuple[Fault, ...]:
-    """The swap of a learning source's weights, in half of the plans that have a source.
+@dataclass(frozen=True, slots=True)
+class Additions:
+    """What is added to every plan. Each has a chance of its own: all else in a plan stays as it is."""
 
-    A chance of its own draws the swap, so that all else is as in plans that know no swap.
-    """
+    drafters: int = 0
+    """Drafters of one name, one of which fails; 0: the plan's own sources."""
+    heads: bool = False
+    """Whether some verifiers of every second plan have a head."""
+    swaps: bool = False
+    """Whether the sources of every second plan swap their weights once."""
+
+    def to(self, plan: Plan) -> Plan:
+        """The plan with all of these."""
+        if self.drafters:
+            plan = with_pool(plan, self.drafters)
+        if self.heads:
+            plan = with_heads(plan)
+        return with_swap(plan) if self.swaps else plan
+
+
+def with_heads(plan: Plan) -> Plan:
+    """The plan with heads in some of its verifiers, in every second plan."""
+    chance = random.Random(f"heads {plan.seed}")
+    share = chance.choice((0.0, 0.7))
+    shapes = tuple(replace(shape, head=chance.random() < share) for shape in plan.verifiers)
+    return replace(plan, verifiers=shapes)
+
+
+def with_swap(plan: Plan) -> Plan:
+    """The plan with a swap of its sources' weights, in every second plan that has a source."""
     chance = random.Random(f"swap {plan.seed}")
     if not plan.sources or chance.random() < 0.5:
-        return ()
-    return (Fault(chance.uniform(0.0, FAULTS_UNTIL_S), "swap source", 0, chance.choice((0.0, 0.1, 0.4))),)
+        return plan
+    at_s, seconds = chance.uniform(0.0, FAULTS_UNTIL_S), chance.choice((0.0, 0.1, 0.4))
+    return replace(plan, faults=(*plan.faults, Fault(at_s, "swap source", 0, seconds)))
 
 
 def with_pool(plan: Plan, drafters: int) -> Plan:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 
 from benchmarks.simulation.bugs import planted
 from benchmarks.simulation.logs import quiet
-from benchmarks.simulation.plan import Plan, plan_of, with_pool
+from benchmarks.simulation.plan import Additions, plan_of
 from benchmarks.simulation.world import simulate
 
+NOTHING = Additions()
 BATCH = 50
 """Seeds that a process simulates at a time."""
 
@@ -42,13 +43,13 @@ class SearchResult:
         self.cpu_seconds += other.cpu_seconds
 
 
-def batch(seeds: range, bug: str = "", drafters: int = 0) -> SearchResult:
-    """Simulates these seeds in this process, with the named bug planted; `drafters`: see `search`."""
+def batch(seeds: range, bug: str = "", additions: Additions = NOTHING) -> SearchResult:
+    """Simulates these seeds in this process, with the named bug planted; `additions`: see `search`."""
     found, began = SearchResult(), time.process_time()
     gc.freeze()  # the collection below walks what these seeds leave, not all modules
     with planted(bug), quiet():
         for seed in seeds:
-            outcome = simulate(seed, plan=planned(seed, drafters))
+            outcome = simulate(seed, plan=additions.to(plan_of(seed)))
             found.seeds += 1
             found.counts.update(outcome.counts)
             if outcome.violations:
@@ -65,18 +66,12 @@ def first_failing(seeds: range, bug: str) -> int | None:
         return next((seed for seed in seeds if simulate(seed).violations), None)
 
 
-def planned(seed: int, drafters: int = 0) -> Plan:
-    """The plan of a seed; with a pool of `drafters` drafters of one name, if not 0."""
-    plan = plan_of(seed)
-    return with_pool(plan, drafters) if drafters else plan
-
-
 def search(
     seeds: range,
     processes: int,
     bug: str = "",
     *,
-    drafters: int = 0,
+    additions: Additions = NOTHING,
     seconds: float = math.inf,
     progress: bool = False,
 ) -> SearchResult:
@@ -85,13 +80,13 @@ def search(
     Args:
         processes: how many processes simulate at once.
         bug: name of the bug to plant; empty: none.
-        drafters: if not 0, every plan has a pool of this number of drafters.
+        additions: what every plan has beside its own.
         seconds: begins no further batch of seeds after this time.
         progress: whether each failing seed is printed at once.
     """
     began = time.perf_counter()
     found = SearchResult(next_seed=seeds.start)
-    for part in _parts(_batches(seeds, began + seconds), processes, bug, drafters):
+    for part in _parts(_batches(seeds, began + seconds), processes, bug, additions):
         for seed, what in part.failing.items():
             if progress:
                 print(f"seed {seed}: {what[0]}", flush=True)
@@ -101,13 +96,13 @@ def search(
     return found
 
 
-def trace(seeds: range, bug: str = "", drafters: int = 0) -> SearchResult:
+def trace(seeds: range, bug: str = "", additions: Additions = NOTHING) -> SearchResult:
     """Simulates these seeds one after the other and prints every event to standard output."""
     found, began = SearchResult(next_seed=seeds.stop), time.perf_counter()
     with planted(bug):
         for seed in seeds:
             print(f"seed {seed}")
-            outcome = simulate(seed, print, planned(seed, drafters))
+            outcome = simulate(seed, print, additions.to(plan_of(seed)))
             found.seeds += 1
             found.counts.update(outcome.counts)
             if outcome.violations:
@@ -124,15 +119,17 @@ def _batches(seeds: range, ends: float) -> Iterator[range]:
         yield seeds[start : start + BATCH]
 
 
-def _parts(batches: Iterator[range], processes: int, bug: str, drafters: int) -> Iterator[SearchResult]:
+def _parts(
+    batches: Iterator[range], processes: int, bug: str, additions: Additions
+) -> Iterator[SearchResult]:
     if processes <= 1:
-        yield from (batch(each, bug, drafters) for each in batches)
+        yield from (batch(each, bug, additions) for each in batches)
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
         running: set[Future[SearchResult]] = set()
         for each in batches:
-            running.add(pool.submit(batch, each, bug, drafters))
+            running.add(pool.submit(batch, each, bug, additions))
             if len(running) > processes:
                 done, running = wait(running, return_when=FIRST_COMPLETED)
                 yield from (future.result() for future in done)
