@@ -3,6 +3,7 @@
 PYTHON_PACKAGES := $(wildcard speculative outrider verifier_service drafter_service retrieval_service orchestrator training)
 BENCH ?= offline
 SEEDS ?= 100000
+SEED ?= 0
 FUZZ_INPUTS ?= 1000000
 FUZZ_SECONDS ?= 14400
 PREVIOUS ?= HEAD
@@ -48,9 +49,9 @@ bench: ## A benchmark: make bench BENCH=offline
 	@scripts/setup run
 	.venv/bin/outrider bench $(BENCH)
 
-simulate: ## A hundred thousand scenarios of faults in virtual time: make simulate SEEDS=100000
+simulate: ## A hundred thousand scenarios of faults in virtual time: make simulate SEEDS=100000 SEED=0
 	@scripts/setup run
-	.venv/bin/outrider bench simulate --seeds $(SEEDS)
+	.venv/bin/outrider bench simulate --seed $(SEED) --seeds $(SEEDS)
 
 chaos: ## Ten minutes of killing, freezing and slowing every service; status 1 unless no stream noticed
 	@scripts/setup run

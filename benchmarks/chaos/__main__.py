@@ -60,7 +60,8 @@ async def measure(fleet: ChaosFleet, settings: argparse.Namespace) -> dict[str, 
         streams.start()
         done = await carry_out(fleet, faults, streams, settings.seconds)
         await streams.finish()
-        return summary(streams.records, streams.golden(), done) | {"harmed_s": round(streams.now(), 1)}
+        found = summary(streams.records, streams.golden(), done)
+        return found | {"harmed_s": round(streams.now(), 1), "learnt": fleet.learnt()}
     finally:
         await streams.close()
 
@@ -72,6 +73,8 @@ def fleet_of(settings: argparse.Namespace) -> ChaosFleet:
         settings.drafter,
         log_level=settings.log_level,
         deterministic=settings.deterministic == "on",
+        heads=settings.heads,
+        learns=settings.learn,
     )
 
 
@@ -88,6 +91,10 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument(
         "--deterministic", choices=("on", "off"), default="on", help="deterministic profile of the verifiers"
+    )
+    parser.add_argument("--heads", default="", help="heads of the verifiers: folders or ids; default: none")
+    parser.add_argument(
+        "--learn", action="store_true", help="have the drafters learn from the streams, in short lessons"
     )
     add_stream_flags(parser)
     return parser.parse_args()

@@ -5,9 +5,11 @@ Knows nothing of plans and streams. All processes are tied to this process and e
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import signal
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -24,6 +26,8 @@ DRAIN_S = 30.0
 HELD_S, RUNNING_S = 0.08, 0.02
 """Seconds for which a slow process is held and let run, in turn."""
 READY_TIMEOUT_S = 1.0
+LEARNS = ("--learn", "public", "--learn-from", "*", "--learn-every", "64", "--learn-steps", "4")
+"""Flags of a drafter that learns from all streams in short lessons, so that its weights change often."""
 _PEER_UP = re.compile(r'^outrider_orchestrator_peer_up\{peer="([^"]+)"\} 1\.0$', re.MULTILINE)
 
 
@@ -54,6 +58,8 @@ class ChaosFleet:
         deterministic: bool,
         code: Path = ROOT,
         devices: bool = True,
+        heads: str = "",
+        learns: bool = False,
     ) -> None:
         """Reserves the addresses; nothing runs yet.
 
@@ -61,6 +67,8 @@ class ChaosFleet:
             deterministic: whether verifiers compute in the deterministic profile.
             code: the checkout whose services run at first.
             devices: whether orchestrators take the drafts of clients' devices.
+            heads: the verifiers' heads, separated by commas; empty: none.
+            learns: whether the drafters learn from the streams, each in a folder of its own.
         """
         self._held = contextlib.ExitStack()
         self._all = [FleetProcess(role, number) for role, count in ROLES.items() for number in range(count)]
@@ -74,6 +82,18 @@ class ChaosFleet:
         self._deterministic = deterministic
         self._code = dict.fromkeys(self._all, code)
         self._devices = devices
+        self._heads = heads
+        scratch = tempfile.TemporaryDirectory(prefix="outrider-chaos-")
+        self._learnt = Path(self._held.enter_context(scratch)) if learns else None
+
+    def learnt(self) -> dict[str, int]:
+        """Lessons that the drafters began, and drafters whose latest weights are learnt ones."""
+        states = [] if self._learnt is None else [*self._learnt.glob("*/state.json")]
+        versions = [json.loads(state.read_text()) for state in states]
+        return {
+            "lessons": sum(it["last"] for it in versions),
+            "drafters_changed": sum(it["current"] != 0 for it in versions),
+        }
 
     def addresses(self, role: str) -> str:
         """Addresses of all processes of a role, separated by commas."""
@@ -197,8 +217,11 @@ class ChaosFleet:
             flags += ["--tokenizer", str(tokenizer)] if tokenizer.is_file() else []
         else:
             flags += ["--model", self._models[role], "--threads", "1", "--kv-mb", "256", "--passes", "eager"]
-        if role == "verifier" and self._deterministic:
-            flags += ["--deterministic"]
+        if role == "verifier":
+            flags += ["--deterministic"] if self._deterministic else []
+            flags += ["--heads", self._heads] if self._heads else []
+        if role == "drafter" and self._learnt is not None:
+            flags += [*LEARNS, "--learn-dir", str(self._learnt / f"drafter-{process.number}")]
         module = role if role == "orchestrator" else f"{role}_service"
         environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
         environment["PYTHONPATH"] = str(self._code[process])

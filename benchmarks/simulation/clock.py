@@ -26,6 +26,24 @@ PATCHED = ("orchestrator", "verifier_service", "outrider")
 PROCESS: contextvars.ContextVar["Process | None"] = contextvars.ContextVar("process", default=None)
 
 
+class _Handle:
+    """A callback or a timer: asyncio's handle without its checks."""
+
+    __slots__ = ("args", "callback", "context", "dropped")
+
+    def __init__(
+        self, callback: Callable[..., Any], args: tuple[Any, ...], context: contextvars.Context | None
+    ) -> None:
+        self.callback = callback
+        self.args = args
+        self.context = contextvars.copy_context() if context is None else context
+        self.dropped = False
+
+    def cancel(self) -> None:
+        """Lets the callback never run."""
+        self.dropped = True
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop that runs callbacks in the order of their time without waiting."""
 
@@ -36,8 +54,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Number of frozen processes."""
         self.faults: list[str] = []
         """Exceptions that no code caught."""
-        self._ready: deque[asyncio.Handle]
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._queue: deque[_Handle] = deque()
+        self._timers: list[tuple[float, int, _Handle]] = []
         self._order = itertools.count()
         self.set_task_factory(_tagged)
         self.set_exception_handler(self._fault)
@@ -47,9 +65,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def call_soon(  # type: ignore[override]  # without the checks, as there is one thread only
         self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
-        self._ready.append(handle)
+    ) -> _Handle:
+        handle = _Handle(callback, args, context)
+        self._queue.append(handle)
         return handle
 
     def call_at(  # type: ignore[override]  # timers due at the same time keep their order
@@ -58,10 +76,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
         callback: Callable[..., Any],
         *args: Any,
         context: contextvars.Context | None = None,
-    ) -> asyncio.TimerHandle:
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
+    ) -> _Handle:
+        timer = _Handle(callback, args, context)
         heapq.heappush(self._timers, (when, next(self._order), timer))
         return timer
+
+    def call_later(  # type: ignore[override]  # as call_at
+        self,
+        delay: float,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> _Handle:
+        return self.call_at(self.now + delay, callback, *args, context=context)
+
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]  # there is one thread
 
     def run_in_executor(  # type: ignore[override]  # at once, in the only thread
         self, executor: object, func: Callable[..., Any], *args: Any
@@ -83,29 +112,37 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Does nothing, as there are no sockets."""
 
     def _run_once(self) -> None:
-        ready, timers = self._ready, self._timers
-        if not ready:
-            while timers and timers[0][2]._cancelled:
+        queue, timers = self._queue, self._timers
+        if not queue:
+            while timers and timers[0][2].dropped:
                 heapq.heappop(timers)
             if not timers:
                 raise RuntimeError("nothing is left to happen, but a task still waits")
             self.now = max(self.now, timers[0][0])
         while timers and timers[0][0] <= self.now:
-            ready.append(heapq.heappop(timers)[2])
-        for _ in range(len(ready)):
-            handle = ready.popleft()
-            if handle._cancelled:
+            queue.append(heapq.heappop(timers)[2])
+        for _ in range(len(queue)):
+            handle = queue.popleft()
+            if handle.dropped or (self.frozen and self._holds(handle)):
                 continue
-            if self.frozen:
-                process = handle._context.get(PROCESS)  # type: ignore[attr-defined]
-                if process is not None and process.frozen:
-                    process.held.append(handle)
-                    continue
-            handle._run()
+            try:
+                handle.context.run(handle.callback, *handle.args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                self.call_exception_handler({"message": f"in {handle.callback!r}", "exception": error})
+
+    def _holds(self, handle: _Handle) -> bool:
+        """Whether the handle belongs to a frozen process, which then keeps it."""
+        process = handle.context.get(PROCESS)
+        if process is None or not process.frozen:
+            return False
+        process.held.append(handle)
+        return True
 
     def thaw(self, process: "Process") -> None:
         """Runs the handles that a frozen process has missed, in order."""
-        self._ready.extend(process.held)
+        self._queue.extend(process.held)
         process.held.clear()
 
 
@@ -115,8 +152,7 @@ def _tagged(
     task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, context=context)
     process = PROCESS.get() if context is None else context.get(PROCESS)
     if process is not None:
-        process.tasks[task] = None
-        task.add_done_callback(process.forget)
+        process.tasks.append(task)
     return task
 
 
@@ -128,8 +164,9 @@ class Process:
         self.name = name
         self.alive = True
         self.frozen = False
-        self.tasks: dict[asyncio.Task[Any], None] = {}
-        self.held: list[asyncio.Handle] = []
+        self.tasks: list[asyncio.Task[Any]] = []
+        """All tasks that ran in the process, those that are done too: a scenario is short."""
+        self.held: list[_Handle] = []
         self.context = contextvars.copy_context()
         self.context.run(PROCESS.set, self)
         self.on_death: list[Callable[[], None]] = []
@@ -172,12 +209,9 @@ class Process:
         for on_death in self.on_death:
             on_death()
         self.wake()
-        for task in list(self.tasks):
+        for task in self.tasks:
             task.cancel()
-
-    def forget(self, task: asyncio.Task[Any]) -> None:
-        """Forgets a task that is done."""
-        self.tasks.pop(task, None)
+        self.tasks.clear()
 
 
 def current() -> Process:

@@ -6,7 +6,7 @@ What stands here in place of `verifier_service.engine.thread` waits on the virtu
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.simulation.clock import VirtualLoop
@@ -18,6 +18,7 @@ from verifier_service.engine.messages import Command, Open, StepReport
 from verifier_service.engine.stats import PassTimes
 from verifier_service.engine.step import EngineLimits
 from verifier_service.engine.step_cost import StepCostModel
+from verifier_service.proposers.batched import BatchedProposer
 from verifier_service.sessions.table import SessionTable
 
 BEAT_S = 0.2
@@ -34,6 +35,7 @@ class ToyEngine:
         step_s: usual duration of a step.
         blocks: number of blocks of memory.
         most_running: sessions that decode at once.
+        proposers: batched proposers, by source name.
     """
 
     def __init__(
@@ -45,11 +47,13 @@ class ToyEngine:
         step_s: float,
         blocks: int,
         most_running: int,
+        proposers: Mapping[str, BatchedProposer],
     ) -> None:
         limits = EngineLimits(CHUNK, beat_s=BEAT_S, most_running=most_running, adaptive=False)
         pool: Any = ToyPool(blocks)
         self._costs = StepCostModel()
-        self.core = EngineCore(KVCache(pool, limits.reuse_prefixes, limits.lease_s), limits, self._costs)
+        kv = KVCache(pool, limits.reuse_prefixes, limits.lease_s)
+        self.core = EngineCore(kv, limits, self._costs, proposers=proposers)
         self._target = ToyTarget(pool)
         self._loop = loop
         self._table = table

@@ -29,6 +29,8 @@ class Faults:
                 await self._process(fault, verb, kind)
             case "freeze":
                 await self._freeze(fault, self._world.store.process)
+            case "swap":
+                await self._swap(fault)
             case "empty":
                 self._note("the store is empty")
                 self._world.store.empty()
@@ -62,6 +64,13 @@ class Faults:
             return  # its address cannot be bound twice
         self._note(f"start {name}")
         self._world.start(name)
+
+    async def _swap(self, fault: Fault) -> None:
+        """Swaps the weights of all sources, as a drafter that learns does while it follows sessions."""
+        for name, source in sorted(self._world.sources.items()):
+            self._note(f"{name} swaps its weights for {fault.seconds} s")
+            source.swap(fault.seconds)
+        await asyncio.sleep(fault.seconds)
 
     async def _freeze(self, fault: Fault, process: Process) -> None:
         if process.frozen:

@@ -25,6 +25,19 @@ class _LogHandler(logging.Handler):
 
 
 @contextmanager
+def quiet() -> Iterator[None]:
+    """Leaves out what is not an error, over many simulations: `logged` then has no level to change."""
+    before = [(logging.getLogger(name), logging.getLogger(name).level) for name in PACKAGES]
+    for logger, _ in before:
+        _set_level(logger, logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in before:
+            _set_level(logger, level)
+
+
+@contextmanager
 def logged(violated: Callable[[str], None], note: Callable[[str], None] | None) -> Iterator[None]:
     """Sends the services' log records to `violated` and `note` alone inside the block."""
     handler = _LogHandler(violated, note)
@@ -33,11 +46,17 @@ def logged(violated: Callable[[str], None], note: Callable[[str], None] | None) 
     for logger in loggers:
         logger.addHandler(handler)
         logger.propagate = False
-        logger.setLevel(logging.ERROR if note is None else logging.INFO)
+        _set_level(logger, logging.ERROR if note is None else logging.INFO)
     try:
         yield
     finally:
         for logger, (level, propagates) in zip(loggers, before, strict=True):
             logger.removeHandler(handler)
-            logger.setLevel(level)
+            _set_level(logger, level)
             logger.propagate = propagates
+
+
+def _set_level(logger: logging.Logger, level: int) -> None:
+    """Sets a level that differs: each change has logging forget which records it lets through."""
+    if logger.level != level:
+        logger.setLevel(level)

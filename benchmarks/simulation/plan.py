@@ -85,7 +85,8 @@ class Plan:
         decode all sessions together and has memory for them.
         """
         kinds = [fault.kind for fault in self.faults]
-        harmless = {"freeze verifier", "clock", "kill source", "freeze source", "empty store", "freeze store"}
+        harmless = {"freeze verifier", "clock", "kill source", "freeze source", "swap source"}
+        harmless |= {"empty store", "freeze store"}
         alone = kinds.count("freeze verifier") == 1 and harmless.issuperset(kinds)
         together = min(FEWEST_RUNNING, *[shape.blocks // self.most_blocks for shape in self.verifiers])
         return alone and len(self.verifiers) > 1 and not self.weather.lost and self._most_at_once <= together
@@ -146,6 +147,43 @@ def plan_of(seed: int) -> Plan:
     tight = plan.most_blocks + 1
     shapes = [replace(shape, blocks=tight) if shape.blocks == TIGHT else shape for shape in plan.verifiers]
     return replace(plan, verifiers=tuple(shapes))
+
+
+@dataclass(frozen=True, slots=True)
+class Additions:
+    """What is added to every plan. Each has a chance of its own: all else in a plan stays as it is."""
+
+    drafters: int = 0
+    """Drafters of one name, one of which fails; 0: the plan's own sources."""
+    heads: bool = False
+    """Whether some verifiers of every second plan have a head."""
+    swaps: bool = False
+    """Whether the sources of every second plan swap their weights once."""
+
+    def to(self, plan: Plan) -> Plan:
+        """The plan with all of these."""
+        if self.drafters:
+            plan = with_pool(plan, self.drafters)
+        if self.heads:
+            plan = with_heads(plan)
+        return with_swap(plan) if self.swaps else plan
+
+
+def with_heads(plan: Plan) -> Plan:
+    """The plan with heads in some of its verifiers, in every second plan."""
+    chance = random.Random(f"heads {plan.seed}")
+    share = chance.choice((0.0, 0.7))
+    shapes = tuple(replace(shape, head=chance.random() < share) for shape in plan.verifiers)
+    return replace(plan, verifiers=shapes)
+
+
+def with_swap(plan: Plan) -> Plan:
+    """The plan with a swap of its sources' weights, in every second plan that has a source."""
+    chance = random.Random(f"swap {plan.seed}")
+    if not plan.sources or chance.random() < 0.5:
+        return plan
+    at_s, seconds = chance.uniform(0.0, FAULTS_UNTIL_S), chance.choice((0.0, 0.1, 0.4))
+    return replace(plan, faults=(*plan.faults, Fault(at_s, "swap source", 0, seconds)))
 
 
 def with_pool(plan: Plan, drafters: int) -> Plan:

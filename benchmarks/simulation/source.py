@@ -7,7 +7,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.simulation.calls import Server
@@ -65,6 +65,8 @@ class SimulatedSource(DraftSourceServicer):
     ) -> None:
         self.process = Process(network.loop, address)
         self._shape = shape
+        self._loop = network.loop
+        self._swapped_at = 0.0
         self._chance = chance
         self._counts = counts
         listening: Any = Server(network, self.process, address)
@@ -81,7 +83,7 @@ class SimulatedSource(DraftSourceServicer):
         followed: dict[int, _Followed] = {}
         async for request in requests:
             touched = self._take(request, followed)
-            await asyncio.sleep(self._shape.think_s)
+            await asyncio.sleep(max(self._shape.think_s, self._swapped_at - self._loop.now))
             drafts = [
                 fragment_to_wire(self._draft(followed[alias]), alias)
                 for alias in touched
@@ -140,6 +142,14 @@ class SimulatedSource(DraftSourceServicer):
         return Fragment(
             1, session.epoch, base, start, tuple(tokens), tuple(range(ROOT, LONGEST - 1)), survival
         )
+
+    def swap(self, seconds: float) -> None:
+        """Drafts nothing for `seconds`, then with other weights: better ones for bad ones, and the reverse.
+
+        The sessions stay, as at a drafter that has learnt.
+        """
+        self._swapped_at = self._loop.now + seconds
+        self._shape = replace(self._shape, right=0.95 - self._shape.right)
 
     def left(self) -> dict[str, int]:
         """Nothing, as a source keeps nothing beyond a stream."""

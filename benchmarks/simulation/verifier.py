@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.simulation.calls import Server
 from benchmarks.simulation.clock import Process
 from benchmarks.simulation.engine import ToyEngine
+from benchmarks.simulation.head import HEAD, ToyHead
 from benchmarks.simulation.network import Network
 from benchmarks.simulation.toy import EOS, MAX_LENGTH, MODEL, VOCABULARY
 from outrider.runtime.metrics import Metrics
@@ -30,6 +31,8 @@ class VerifierShape:
     step_s: float = 0.02
     blocks: int = 64
     most_running: int = 8
+    head: bool = False
+    """Whether a head drafts inside the verifier."""
 
 
 @lru_cache
@@ -93,8 +96,9 @@ class Verifier:
             shape.step_s,
             shape.blocks,
             shape.most_running,
+            {HEAD: ToyHead(chance)} if shape.head else {},
         )
-        inner._describe(_TARGET, None)
+        inner._describe(_TARGET, None, batched=self.engine.core.proposers.names)
         self._sources = inner._sources
         listening: Any = Server(network, process, process.name)
         add_VerifierServicer_to_server(self.server, listening)

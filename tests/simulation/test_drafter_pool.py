@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from benchmarks.simulation.network import Weather
-from benchmarks.simulation.plan import Fault, Plan, plan_of, with_pool
+from benchmarks.simulation.plan import Additions, Fault, Plan, plan_of, with_pool
 from benchmarks.simulation.search import batch
 from benchmarks.simulation.source import SourceShape
 from benchmarks.simulation.verifier import VerifierShape
@@ -14,7 +14,7 @@ KIND = SourceShape(right=0.95, think_s=0.002)
 
 
 def test_nothing_is_violated_where_sessions_share_a_pool_whose_drafters_fail() -> None:
-    found = batch(range(40), drafters=POOL)
+    found = batch(range(40), additions=Additions(drafters=POOL))
 
     assert found.failing == {}
     assert found.counts["accepted"]

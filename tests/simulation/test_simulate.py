@@ -3,17 +3,20 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import pytest
 
 from benchmarks.simulation.bugs import BUGS
+from benchmarks.simulation.head import ToyHead
 from benchmarks.simulation.network import Weather
-from benchmarks.simulation.plan import Fault, Plan, Turn, plan_of
-from benchmarks.simulation.search import batch, first_failing
+from benchmarks.simulation.plan import Additions, Fault, Plan, Turn, plan_of, with_swap
+from benchmarks.simulation.search import batch, first_failing, search
 from benchmarks.simulation.verifier import VerifierShape
 from benchmarks.simulation.world import simulate
+from verifier_service.proposers.batched import SeenPass
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "docs" / "figures" / "simulate.schema.json").read_text())
@@ -63,9 +66,57 @@ def test_a_seed_replays_event_for_event() -> None:
     assert len(first) > 50
 
 
+def test_a_search_says_from_which_seed_to_go_on() -> None:
+    assert search(range(7, 9), 1).next_seed == 9
+    in_no_time = search(range(7, 9), 1, seconds=0.0)
+    assert (in_no_time.seeds, in_no_time.next_seed) == (0, 7)
+
+
 def test_a_seed_is_its_plan() -> None:
     assert plan_of(5) == plan_of(5)
     assert plan_of(5) != plan_of(6)
+
+
+def test_streams_keep_their_ids_when_a_source_swaps_its_weights() -> None:
+    plans = [with_swap(plan_of(seed)) for seed in range(60)]
+    outcomes = [simulate(plan.seed, plan=plan) for plan in plans if plan != plan_of(plan.seed)]
+    assert [it.violations for it in outcomes if it.violations] == []
+    assert sum(it.counts["swap source"] for it in outcomes) > 8
+    assert sum(it.counts["accepted"] for it in outcomes)
+
+
+def test_additions_leave_the_rest_of_a_plan_alone() -> None:
+    plans = [Additions(heads=True, swaps=True).to(plan_of(seed)) for seed in range(40)]
+    assert any(shape.head for plan in plans for shape in plan.verifiers)
+    for plan in plans:
+        own = [fault for fault in plan.faults if fault.kind != "swap source"]
+        shapes = tuple(replace(shape, head=False) for shape in plan.verifiers)
+        assert replace(plan, verifiers=shapes, faults=tuple(own)) == plan_of(plan.seed)
+
+
+def headed(seed: int) -> Plan:
+    plan = plan_of(seed)
+    return replace(plan, verifiers=tuple(replace(shape, head=True) for shape in plan.verifiers))
+
+
+def test_streams_keep_their_ids_when_heads_draft_inside_the_verifiers() -> None:
+    seeds = range(1000, 1015)
+    heads = [simulate(seed, plan=headed(seed)) for seed in seeds]
+    assert [it.violations for it in heads if it.violations] == []
+    without = sum(simulate(seed).counts["accepted"] for seed in seeds)
+    assert sum(it.counts["accepted"] for it in heads) > 1.5 * without
+
+
+def test_a_head_that_is_shown_a_round_twice_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    saw = ToyHead.saw
+
+    def twice(head: ToyHead, seen: SeenPass) -> None:
+        saw(head, seen)
+        saw(head, seen)
+
+    monkeypatch.setattr(ToyHead, "saw", twice)
+    found = [what for seed in range(1000, 1005) for what in simulate(seed, plan=headed(seed)).violations]
+    assert any("proposer muted" in what for what in found)
 
 
 @pytest.mark.slow
