@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from retrieval_service.dense.references import LIMITS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.shared.envelope import MODELS, command_line, print_result, settings_of
@@ -26,7 +27,6 @@ from outrider.lm.kv.table import SlotTable
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
 from retrieval_service.dense.matching import ReferenceText
-from retrieval_service.dense.references import LIMITS
 from retrieval_service.ranking import DraftShape, rank
 from retrieval_service.trie import CountedTrie, counted
 from speculative.params import SamplingParams
