@@ -93,7 +93,7 @@ class SeenPass(NamedTuple):
     rounds: tuple[SeenRound, ...]
     features: Tensor | None
     """Hidden states of the needed layers, [layers, rows of the pass, width], where the model is. Valid until
-    the next pass, except on a CPU, where each pass makes its own: see `may_hold`."""
+    the next pass: copy what is to be kept."""
 
 
 class DraftAsk(NamedTuple):

@@ -190,7 +190,7 @@ class ProposerHost:
                 for session in ready
                 if hosted.name in session.sources.batched
                 and hosted.sessions.get(session.handle) is session
-                and (hosted.planes is None or self._has_feature(session))
+                and (hosted.planes is None or self._feature(session) is not None)
             ]
             if not asked:
                 continue
@@ -273,13 +273,9 @@ class ProposerHost:
         """Finds the hidden states that the sessions of the next pass continue; forgets ended sessions'."""
         last.keep_only({session.handle for session in self._sessions})
         for session in ready:
-            if session.cached and not last.has(session.handle, session.cached - 1):
+            if session.cached and last.at(session.handle, session.cached - 1) is None:
                 block = self._sessions.kv.block(session, session.cached - 1)
                 last.begin(session.handle, session.cached - 1, block)
-
-    def _has_feature(self, session: Session) -> bool:
-        """Whether the hidden states of the position before a session's last token are computed."""
-        return self._last is not None and self._last.has(session.handle, len(session.ids) - 2)
 
     def _feature(self, session: Session) -> Tensor | None:
         """Hidden states of the position before a session's last token; None: yet to be computed."""

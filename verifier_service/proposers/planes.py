@@ -67,28 +67,6 @@ class RowsKept(NamedTuple):
     """Runs of slots of these positions."""
 
 
-MOST_HELD = 64
-"""Rows of the largest pass whose features are held as they are instead of a copy of the rows that matter."""
-
-
-def may_hold(features: Tensor) -> bool:
-    """Whether features may be held beyond the next pass, which costs no call of torch.
-
-    In each such call another thread may take the interpreter. On a CPU every pass makes features of its own;
-    elsewhere the next pass may write into the same memory.
-    """
-    return features.device.type == "cpu" and features.shape[1] <= MOST_HELD
-
-
-class _Kept(NamedTuple):
-    """Where the hidden states of a session's last computed position are."""
-
-    position: int
-    features: Tensor
-    """``[layers, rows, width]``."""
-    row: int
-
-
 class LastFeatures:
     """Hidden states of each session's last computed position, and of the last position of each block.
 
@@ -103,53 +81,40 @@ class LastFeatures:
     def __init__(self, pool: SlotPool, layers: int) -> None:
         self._pool = pool
         self._layers = layers
-        self._last: dict[int, _Kept] = {}
-
-    def has(self, handle: int, position: int) -> bool:
-        """Whether this is the session's last computed position."""
-        kept = self._last.get(handle)
-        return kept is not None and kept.position == position
+        self._last: dict[int, tuple[int, Tensor]] = {}
 
     def at(self, handle: int, position: int) -> Tensor | None:
         """Hidden states of a session's last computed position, [layers, width]; None: that is another."""
-        kept = self._last.get(handle)
-        if kept is None or kept.position != position:
-            return None
-        found = kept.features[:, kept.row]
-        return found if found.dtype == self._pool.layout.dtype else found.to(self._pool.layout.dtype)
+        known, features = self._last.get(handle, (-1, None))
+        return features if known == position else None
 
     def begin(self, handle: int, position: int, block: int) -> None:
         """Notes that a session begins behind the end of a cached block, whose last position is `position`."""
-        tail = self._pool.tail(block).view(self._layers, 1, -1).clone()
-        self._last[handle] = _Kept(position, tail, 0)
+        self._last[handle] = position, self._pool.tail(block).view(self._layers, -1).clone()
 
     def keep(self, kept: Sequence[RowsKept], features: Tensor) -> None:
         """Keeps what the next pass needs of `features`, [layers, rows, width], which go with this pass."""
-        ends, blocks = [], []
+        ends, blocks, handles = [], [], []
         for entry in kept:
+            handles.append((entry.handle, entry.first + len(entry.rows) - 1, entry.rows[-1]))
             slots = _slots(entry.runs)
             for at, row in enumerate(entry.rows):
                 if (entry.first + at + 1) % BLOCK == 0:
                     ends.append(row)
                     blocks.append(slots[at] // BLOCK)
-        last = [entry.rows[-1] for entry in kept]
-        held = features if may_hold(features) else _picked(features, last)
-        for at, entry in enumerate(kept):
-            row = entry.rows[-1] if held is features else at
-            self._last[entry.handle] = _Kept(entry.first + len(entry.rows) - 1, held, row)
+        rows = [row for *_, row in handles] + ends
+        (there,) = transfer.indices([rows], features.device)
+        found = features.index_select(1, there)
+        if found.dtype != self._pool.layout.dtype:
+            found = found.to(self._pool.layout.dtype)
+        for (handle, position, _), last in zip(handles, found.unbind(1), strict=False):
+            self._last[handle] = position, last
         if blocks:
-            tails = _picked(features, ends).to(self._pool.layout.dtype)
-            self._pool.write_tails(blocks, tails.transpose(0, 1).flatten(1))
+            self._pool.write_tails(blocks, found[:, len(handles) :].transpose(0, 1).flatten(1))
 
     def keep_only(self, handles: Container[int]) -> None:
         """Forgets the sessions that are not among these handles."""
         self._last = {handle: last for handle, last in self._last.items() if handle in handles}
-
-
-def _picked(features: Tensor, rows: list[int]) -> Tensor:
-    """A copy of some rows, ``[layers, len(rows), width]``."""
-    (there,) = transfer.indices([rows], features.device)
-    return features.index_select(1, there)
 
 
 def _slots(runs: Iterable[Run]) -> list[int]:

@@ -22,11 +22,9 @@ from verifier_service.proposers.batched import (
     ProposerNeeds,
     ProposerPlan,
     SeenPass,
-    SeenRound,
 )
 from verifier_service.proposers.heads.draft import HeadDraft, HeadGrowth, HeadSession, Logits
 from verifier_service.proposers.heads.plan import HeadLimits, host_rows, plan_head
-from verifier_service.proposers.planes import may_hold
 
 GROWTH = HeadGrowth(depth=7, width=6)
 MOST_UNWRITTEN = 64
@@ -67,13 +65,18 @@ class EagleProposer:
     def saw(self, seen: SeenPass) -> None:
         """Keeps the pairs of all tokens that the pass committed, to be written before the next draft."""
         assert seen.features is not None
+        known = seen.features.transpose(0, 1)
         if self._unwritten.overlap(run for shown in seen.rounds for run in shown.runs):
             self._write_pairs()  # the slots have new tokens since
         for shown in seen.rounds:
             if not shown.rows:
                 continue
             first, count = shown.first, len(shown.rows)
-            self._unwritten.see(seen.features, shown)
+            # Few calls of torch: in each, another thread may take the interpreter, also while the head rests.
+            before = known[:1].clone() if shown.before is None else shown.before[None]
+            self._unwritten.features.append(before)
+            if count > 1:
+                self._unwritten.features.append(known[list(shown.rows[:-1])])
             ids = self._sessions[shown.handle].session.ids
             # Slot 0 is never read, so its position does not matter.
             positions = [max(0, position - 1) for position in range(first, first + count)]
@@ -87,7 +90,8 @@ class EagleProposer:
         unwritten, self._unwritten = self._unwritten, _UnwrittenPairs()
         if not unwritten.tokens:
             return
-        features = self._head.fuse(unwritten.before(self._head.layer.self_attn.q_proj.weight.dtype))
+        dtype = self._head.layer.self_attn.q_proj.weight.dtype
+        features = self._head.fuse(torch.cat([rows.to(dtype) for rows in unwritten.features]))
         pairs = self._head.pairs(self._ids(unwritten.tokens), features)
         written = self._head.keys_values(pairs, self._ids(unwritten.positions))
         planes = next(iter(self._sessions.values())).session.planes
@@ -136,30 +140,12 @@ class _UnwrittenPairs:
     positions: list[int] = field(default_factory=list)
     """Position of each pair."""
     runs: list[Run] = field(default_factory=list)
-    seen: list[tuple[Tensor | None, Tensor, tuple[int, ...]]] = field(default_factory=list)
-    """Where the hidden states of the positions before are: those before a round, ``[layers, width]``, then
-    rows of a pass, ``[layers, rows, width]``."""
+    features: list[Tensor] = field(default_factory=list)
+    """Hidden states of the positions before, ``[rows, layers, width]`` each."""
 
     def overlap(self, runs: Iterable[Run]) -> bool:
         """Whether any of these runs has a slot of a kept pair."""
         return any(low < until and since < high for low, high in runs for since, until in self.runs)
-
-    def see(self, features: Tensor, shown: SeenRound) -> None:
-        """Notes the hidden states that go with the tokens of a round."""
-        rows = shown.rows[:-1]
-        if not may_hold(features):
-            features, rows = features[:, list(rows)], tuple(range(len(rows)))
-        self.seen.append((shown.before, features, rows))
-
-    def before(self, dtype: torch.dtype) -> Tensor:
-        """Hidden states of the positions before all kept tokens, ``[tokens, layers, width]``."""
-        parts: list[Tensor] = []
-        for before, features, rows in self.seen:
-            # What precedes slot 0 is never read.
-            parts.append((features.new_zeros(features[:, 0].shape) if before is None else before)[:, None])
-            if rows:
-                parts.append(features[:, list(rows)])
-        return torch.cat([part.to(dtype) for part in parts], 1).transpose(0, 1)
 
     def add(self, tokens: Sequence[int], positions: Sequence[int], runs: Sequence[Run]) -> None:
         self.tokens += tokens
