@@ -23,6 +23,7 @@ from outrider.client.options import Options
 from outrider.runtime.metrics import Metrics
 from outrider.runtime.serve import ServiceContext
 from outrider.wire.channel import server_options
+from speculative.sampling_kernel import use_kernel
 from verifier_service.service import build as build_verifier
 from verifier_service.settings import VerifierSettings
 
@@ -103,7 +104,17 @@ async def joined(address: str) -> None:
             await asyncio.sleep(0.02)
 
 
-@pytest.mark.usefixtures("quick_switches")
+@pytest.fixture
+def numpy_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No kernel chooses tokens, so that the functions that decide without a kernel are reached, too."""
+    monkeypatch.setattr("outrider.lm.compiled.kernel_builder.use_row_kernel", lambda *args, **named: None)
+    monkeypatch.setattr("outrider.lm.compiled.kernel_builder.current_kernel", lambda: True)
+    used = use_kernel(None)
+    yield
+    use_kernel(used)
+
+
+@pytest.mark.usefixtures("quick_switches", "numpy_alone")
 async def test_a_request_goes_the_way_that_the_documentation_describes(
     tiny_llama: Path, tiny_llama_b: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
