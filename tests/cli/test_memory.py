@@ -65,7 +65,7 @@ def test_a_corpus_is_built_from_standard_input(run: Run, monkeypatch: pytest.Mon
     assert run("unload", "lines", "--public", "--remove").out == "lines: removed\n", "other tests count all"
 
 
-def test_files_become_references_by_their_paths_and_are_dropped(run: Run, texts: Path) -> None:
+def test_files_become_documents_by_their_paths_and_are_dropped(run: Run, texts: Path) -> None:
     assert run("add", texts, "--tenant", "acme", "--json").said == {"documents": 3}
     assert run("add", texts / "0.py", "--tenant", "acme", "--json").said == {"documents": 3}
     assert run("drop", texts / "0.py", texts / "rubbish.bin", "--tenant", "acme", "--json").said == {
