@@ -123,6 +123,12 @@ def test_a_worker_that_does_not_answer_is_reported_in_one_line(run: Run) -> None
     assert (done.status, done.out, done.err.count("\n")) == (1, "", 1)
 
 
+@pytest.mark.parametrize("address", ["foo", "http://127.0.0.1:1", "127.0.0.1:99999", ""])
+def test_an_address_that_cannot_be_dialled_is_wrong_usage(address: str, run: Run) -> None:
+    done = run("stats", address=address)
+    assert (done.status, f"--address {address!r}" in done.err) == (2, True)
+
+
 @pytest.mark.parametrize(
     "command", ["list", "stats", "build", "load", "unload", "add", "drop", "export", "forget"]
 )
