@@ -281,7 +281,10 @@ class RelayedRequest:
                 older = error
         if refusal is None and older is not None:
             raise Unavailable(str(older)) if plan.recovered else InvalidRequest(str(older))
-        raise refusal or Unavailable(f"no verifier of model {name!r} can be reached; retry")
+        if isinstance(refusal, Overloaded):
+            raise refusal
+        why = "can be reached" if refusal is None else f"takes the request ({peer_text(str(refusal))})"
+        raise Unavailable(f"no verifier of model {name!r} {why}; retry") from refusal
 
     async def _recover(self, placement: Placement, lost: VerifierLost) -> Placement:
         """Open the request on another verifier as soon as one takes it.

@@ -64,11 +64,16 @@ def operator_channel(role: str, address: str) -> "grpc.Channel":
     """A channel to a service of this role, with the operator's certificate where one was given.
 
     Not encrypted without certificates; with them the service's certificate must name the role. Raises
-    InvalidRequest.
+    InvalidRequest, and CommandFailed where the address cannot be dialled.
     """
     from outrider.client.endpoints import credentials_of
     from outrider.wire.channel import open_sync_channel
+    from outrider.wire.names import is_host_port
 
+    if not is_host_port(address.removeprefix("dns:").removeprefix("///")):
+        raise usage(
+            f"--address {address[:80]!r} is not host:port with a port from 1 to 65535; give the worker's"
+        )
     ca, cert, cert_key = (Path(path) if path else None for path in _OPERATOR.get())
     certificates = credentials_of(None, ca, cert, cert_key).certificates
     return open_sync_channel(address, patience_ms=PATIENCE_MS, certificates=certificates, role=role)

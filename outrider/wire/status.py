@@ -232,6 +232,8 @@ def error_of(error: grpc.RpcError) -> OutriderError:
             return errors.InvalidRequest(f"the message is too large: {message} (sizes in bytes)")
         full = errors.QuotaExceeded if metadata.get(ERROR_KEY) == "QuotaExceeded" else errors.Overloaded
         return full(message, retry_after_s=_number(metadata.get(RETRY_KEY, ""), float, 1.0))
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        message = f"{message.rstrip('!')}; another service is at this address, or an older version"
     kind = _NAMED.get(metadata.get(ERROR_KEY, "")) or _KINDS.get(code)
     return kind(message) if kind else OutriderError(f"{code.name}: {message}")
 

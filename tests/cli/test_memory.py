@@ -65,7 +65,7 @@ def test_a_corpus_is_built_from_standard_input(run: Run, monkeypatch: pytest.Mon
     assert run("unload", "lines", "--public", "--remove").out == "lines: removed\n", "other tests count all"
 
 
-def test_files_become_references_by_their_paths_and_are_dropped(run: Run, texts: Path) -> None:
+def test_files_become_documents_by_their_paths_and_are_dropped(run: Run, texts: Path) -> None:
     assert run("add", texts, "--tenant", "acme", "--json").said == {"documents": 3}
     assert run("add", texts / "0.py", "--tenant", "acme", "--json").said == {"documents": 3}
     assert run("drop", texts / "0.py", texts / "rubbish.bin", "--tenant", "acme", "--json").said == {
@@ -121,6 +121,12 @@ def test_wrong_usage_exits_with_two(arguments: tuple[str, ...], says: str, run: 
 def test_a_worker_that_does_not_answer_is_reported_in_one_line(run: Run) -> None:
     done = run("stats", address="127.0.0.1:1")
     assert (done.status, done.out, done.err.count("\n")) == (1, "", 1)
+
+
+@pytest.mark.parametrize("address", ["foo", "http://127.0.0.1:1", "127.0.0.1:99999", ""])
+def test_an_address_that_cannot_be_dialled_is_wrong_usage(address: str, run: Run) -> None:
+    done = run("stats", address=address)
+    assert (done.status, f"--address {address!r}" in done.err) == (2, True)
 
 
 @pytest.mark.parametrize(

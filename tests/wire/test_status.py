@@ -191,6 +191,14 @@ async def test_a_peer_that_is_not_there_is_unavailable() -> None:
             await stub.Cancel(generation_pb2.CancelRequest(), timeout=100)
 
 
+def test_a_method_that_a_service_does_not_have_means_another_service_or_version() -> None:
+    nothing = grpc.aio.Metadata()
+    error = grpc.aio.AioRpcError(grpc.StatusCode.UNIMPLEMENTED, nothing, nothing, "Method not found!")
+    assert str(error_of(error)) == (
+        "UNIMPLEMENTED: Method not found; another service is at this address, or an older version"
+    )
+
+
 @pytest.mark.parametrize(
     ("code", "kind"),
     [

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 
 from orchestrator.front.http.field_faults import FieldRefused
 from outrider.wire.status import RETRY_KEY, status_of
-from speculative.errors import InvalidRequest, QuotaExceeded
+from speculative.errors import InvalidRequest, QuotaExceeded, UnknownModel, UnknownSession
 
 
 class ErrorKind(NamedTuple):
@@ -26,7 +26,7 @@ _KINDS = {
     grpc.StatusCode.INVALID_ARGUMENT: ErrorKind(400, "invalid_request_error", None),
     grpc.StatusCode.UNAUTHENTICATED: ErrorKind(401, "invalid_request_error", "invalid_api_key"),
     grpc.StatusCode.PERMISSION_DENIED: ErrorKind(403, "invalid_request_error", "permission_denied"),
-    grpc.StatusCode.NOT_FOUND: ErrorKind(404, "invalid_request_error", "model_not_found"),
+    grpc.StatusCode.NOT_FOUND: ErrorKind(404, "invalid_request_error", "not_found"),
     grpc.StatusCode.ABORTED: ErrorKind(409, "conflict_error", "superseded"),
     grpc.StatusCode.FAILED_PRECONDITION: ErrorKind(409, "conflict_error", "failed_precondition"),
     grpc.StatusCode.RESOURCE_EXHAUSTED: ErrorKind(429, "rate_limit_error", "overloaded"),
@@ -42,7 +42,12 @@ _ANTHROPIC_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-_QUOTA = ErrorKind(429, "rate_limit_error", "rate_limit_exceeded")
+# Errors of their own kind, and the name of what the request asked for in vain.
+_NAMED_KINDS: dict[type[Exception], tuple[ErrorKind, str | None]] = {
+    QuotaExceeded: (ErrorKind(429, "rate_limit_error", "rate_limit_exceeded"), None),
+    UnknownModel: (ErrorKind(404, "invalid_request_error", "model_not_found"), "model"),
+    UnknownSession: (ErrorKind(404, "invalid_request_error", "session_not_found"), "session"),
+}
 _INTERNAL = ErrorKind(500, "server_error", "internal_error")
 
 # Fields by the names that the checks of both fronts give them, where the body has another name. The messages
@@ -78,13 +83,11 @@ def param_of(message: str) -> str | None:
 def describe_error(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
     """Status, body and headers of an error; the text of a bug goes to the log alone."""
     status = status_of(error)
-    kind = _QUOTA if isinstance(error, QuotaExceeded) else _KINDS.get(status.code, _INTERNAL)
-    param, message = None, status.message
+    kind, param = _NAMED_KINDS.get(type(error), (_KINDS.get(status.code, _INTERNAL), None))
+    message = status.message
     if isinstance(error, InvalidRequest):
         refused = field_of(error)
         param, message = refused.param, str(refused)
-    elif kind.status == 404:
-        param = "model"
     headers = _retry_headers(float(dict(status.metadata).get(RETRY_KEY, "0")))
     if kind.status == 401:
         headers["www-authenticate"] = "Bearer"

@@ -118,7 +118,8 @@ async def test_rounds_of_the_keys_own_sessions_come_with_texts(
     (node,) = round_["nodes"]
     assert (node["text"], node["parent"], node["accepted"]) == (table.token_bytes(5).decode(), 0, True)
     assert [token["source"] for token in round_["tokens"]] == [1, 0]
-    assert others[0] == 404
+    assert (others[0], others[1]["error"]["param"]) == (404, "session")
+    assert others[1]["error"]["code"] == "session_not_found"
     assert (wrong[0], wrong[1]["error"]["param"]) == (400, "choice")
 
 

@@ -32,6 +32,19 @@ async def test_a_verifier_that_dies_ends_its_requests_and_the_next_one_is_refuse
     assert await front.client.models() == []
 
 
+async def test_a_new_request_that_the_last_verifier_does_not_take_names_the_model_and_the_reason(
+    world: Any,
+) -> None:
+    verifier = await world.verifier()
+    front = await world.ready(await world.front([verifier.address], **QUICK))
+    verifier.refusal = Unavailable("Stream removed (ping timeout)")
+    with pytest.raises(Unavailable) as refused:
+        await front.client.generate(ids=[5])
+    assert str(refused.value) == (
+        "no verifier of model 'toy' takes the request (Stream removed (ping timeout)); retry"
+    )
+
+
 async def test_a_verifier_that_comes_back_is_used_again(world: Any) -> None:
     verifier = await world.verifier()
     front = await world.ready(await world.front([verifier.address], **QUICK))
