@@ -155,6 +155,7 @@ def test_chains_are_not_compiled(tmp_path: Path) -> None:
     target.compile_passes("auto")
     with pytest.raises(InvalidRequest, match="cannot be compiled: they run chains"):
         target.compile_passes("compiled")
+    target.close()
 
 
 def test_heads_are_refused_for_chains() -> None:

@@ -199,10 +199,12 @@ def test_a_drafter_that_costs_the_target_more_than_it_gains_comes_to_rest() -> N
     plain = truth()
     both = (knowing(plain, 0.8, 1), knowing(plain, 0.6, 2))
     dear, cheap = Run(both, slows={0: 1.0, 1: 2.0}), Run(both, slows={0: 1.0, 1: 1.0})
+    alone = Run(both[:1])
     assert dear.ids == cheap.ids == plain
     later = dear.step_ms[dear.rounds // 2 :]
     assert sum(ms > 35.0 for ms in later) < 0.2 * len(later), "steps take 20 to 27 ms without it"
-    assert cheap.sent[1] > 0.8 * cheap.rounds, "where it costs nothing, it pays"
+    assert cheap.sent[1] > 0.7 * cheap.rounds, "where it costs nothing, it pays"
+    assert cheap.ms < 0.98 * alone.ms
     assert dear.sent[0] > 0.9 * dear.rounds, "the other one is not blamed"
 
 

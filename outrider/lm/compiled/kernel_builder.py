@@ -22,10 +22,6 @@ class KernelBuilder:
     """
 
     def __init__(self, cache_dir: Path | None) -> None:
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
-        if cache_dir is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="outrider-kernel-")
-            cache_dir = Path(self._temporary.name)
         self._cache_dir = cache_dir
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._build, name="compile kernel", daemon=True)
@@ -41,7 +37,8 @@ class KernelBuilder:
 
     def start(self) -> None:
         """Uses a kernel of the cache now, and has one compiled where the cache has none."""
-        use_row_kernel(self._cache_dir, self._stop.is_set, compiles=False)
+        if self._cache_dir is not None:
+            use_row_kernel(self._cache_dir, self._stop.is_set, compiles=False)
         if current_kernel() is None:
             self._thread.start()
 
@@ -50,8 +47,10 @@ class KernelBuilder:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
-        if self._temporary is not None:
-            self._temporary.cleanup()
 
     def _build(self) -> None:
-        use_row_kernel(self._cache_dir, self._stop.is_set)
+        if self._cache_dir is not None:
+            use_row_kernel(self._cache_dir, self._stop.is_set)
+            return
+        with tempfile.TemporaryDirectory(prefix="outrider-kernel-") as folder:
+            use_row_kernel(Path(folder), self._stop.is_set)
