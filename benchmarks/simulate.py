@@ -27,7 +27,7 @@ def flags() -> argparse.Namespace:
         "--seconds",
         type=float,
         default=math.inf,
-        help="begin no further seed after this time; the result's next_seed is where to go on",
+        help="begin no further seed after this time; the result's next_seed is the seed to go on with",
     )
     parser.add_argument("--processes", type=int, default=2, help="processes that simulate at once")
     parser.add_argument("--trace", action="store_true", help="print the events of all seeds, in order")

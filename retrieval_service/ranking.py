@@ -9,7 +9,7 @@ log(count share) + the session's noise, and greedily by count share. How likely 
   largest score is log(r) plus one more Gumbel number, which nobody knows here. A token of score s beats it
   with probability exp(-r e^-s). Among what was seen the larger score is the likelier winner.
 
-How likely a memory is to be right, is learnt (`trust.py`). Pure, deterministic.
+How likely a memory is to be right is learnt (`trust.py`). Pure, deterministic.
 """
 
 import math

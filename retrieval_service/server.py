@@ -318,7 +318,7 @@ def _documents(loaded: Loaded) -> "Documents":
 def _document_name(name: str) -> str:
     if not 1 <= len(name) <= MAX_NAME or not name.isprintable():
         raise InvalidRequest(
-            f"a document's name is {name[:MAX_NAME]!r}; 1 to {MAX_NAME} printable characters"
+            f"a document's name is {name[:MAX_NAME]!r}; give 1 to {MAX_NAME} printable characters"
         )
     return name
 
@@ -327,7 +327,7 @@ def _named_ids(message: retrieval_pb2.AddDocumentsRequest, loaded: Loaded) -> Se
     if message.document.HasField("ids"):
         return document_ids(message.document.ids, loaded.tokens)
     if not message.document.HasField("text"):
-        raise InvalidRequest(f"document {message.document.name!r} has neither `text` nor `ids`")
+        raise InvalidRequest(f"document {message.document.name!r} has neither `text` nor `ids`; give one")
     if not message.document.text:
         raise InvalidRequest(f"document {message.document.name!r} has no text")
     return _tokens(loaded).encode(message.document.text)

@@ -99,7 +99,7 @@ class SessionTrust:
 
 
 class TrustBook:
-    """The trust of each tenant; those that learnt longest ago are forgotten."""
+    """The trust of each tenant; tenants whose last session began longest ago are forgotten."""
 
     def __init__(self) -> None:
         self._of: OrderedDict[str, Trust] = OrderedDict()

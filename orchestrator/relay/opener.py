@@ -42,7 +42,7 @@ MAX_MS = 2**32 - 1
 
 
 class OlderVerifier(InvalidRequest):
-    """The verifier would ignore a field of the request, which it is too old to know; others may know it."""
+    """The verifier is too old to know a field of the request, and would ignore it; others may know it."""
 
 
 class ChoiceReaders:

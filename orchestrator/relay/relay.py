@@ -24,7 +24,7 @@ from outrider.wire.names import EDGE, MAX_SOURCES
 from speculative.errors import OutriderError, StaleEpoch, Superseded
 
 LOOK_S = 1.0
-"""Pause between two looks of a request that waits for its turn for a Cancel in the store, in seconds."""
+"""While a request waits for its turn: seconds between two looks into the store for the request's Cancel."""
 
 
 class Relay:
@@ -135,7 +135,7 @@ class Relay:
         return known
 
     async def _look(self, request: AdmittedRequest, epoch: int, state: RequestState) -> None:
-        """Cancel a waiting request once another orchestrator has had its Cancel."""
+        """Cancel a waiting request once another orchestrator has received the request's Cancel."""
         while True:
             await asyncio.sleep(LOOK_S)
             if await self._ledger.is_cancelled(request.key, epoch, request.mark):

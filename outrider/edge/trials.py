@@ -25,7 +25,7 @@ FADING = 0.75
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
+class ModeRest:
     """A rest of a mode."""
 
     until: int
@@ -40,7 +40,7 @@ class ModeTrials:
         self._tokens = 0
         self._lost_ms = 0.0
         self._corrections: dict[Mode, float] = {}
-        self._rests: dict[Mode, Rest] = {}
+        self._rests: dict[Mode, ModeRest] = {}
 
     def begin(self) -> None:
         """Notes that another request begins."""
@@ -68,7 +68,7 @@ class ModeTrials:
         last = self._rests.get(mode)
         doubles = last is not None and after < last.length  # else the mode paid for a while
         length = min(2 * last.length, LONGEST_REST) if last is not None and doubles else FIRST_REST
-        self._rests[mode] = Rest(self._tokens + length, length)
+        self._rests[mode] = ModeRest(self._tokens + length, length)
         self._corrections.pop(mode, None)  # behind the rest the plain prediction counts again
 
     def is_resting(self, mode: Mode) -> bool:

@@ -1,4 +1,4 @@
-"""Root mean square norms in one operation, where that operation gives the bits of the model's own.
+"""Root mean square norms as one operation, where this operation gives the same bits as the model's own norm.
 
 A family writes its norm as half a dozen operations, twice a layer. In a pass of few rows each costs more to
 call than to compute.
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 _EPSILONS = ("variance_epsilon", "eps")
-"""How families call the constant under the root."""
+"""What families call the constant under the root."""
 _SCALES = (1e-4, 1.0, 50.0)
 
 

@@ -111,8 +111,8 @@ class AttachRequest(_message.Message):
     least_survival: _builtins.int
     """Survival, in 1/255, below which a node has hardly a chance to be admitted now, so a source may omit such
     nodes; 0: any node may be admitted. Steps with many sessions ask for more survival than steps with one.
-    255 in a message of its own: the source rests for all sessions, and is to compute nothing for them until it is sent
-    their next tokens.
+    255, in a message without anything else: the source rests for all sessions, and is to compute nothing for a session
+    until it is sent the session's next tokens.
     """
     @_builtins.property
     def follow(self) -> _containers.RepeatedCompositeFieldContainer[Global___Follow]:
@@ -315,8 +315,8 @@ class AttachResponse(_message.Message):
     sources: _builtins.bytes
     """One byte per draft: the index in Follow.sources of the source that drafted it. Empty: 0 for all drafts."""
     weights_version: _builtins.int
-    """Version of the weights that a drafter that learns drafts with, from 1; 0: those it was given, or the source does
-    not learn.
+    """Version of the learnt weights with which the source drafts, from 1; 0: the weights that it was given, or the source
+    does not learn.
     """
     @_builtins.property
     def drafts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Draft]:

@@ -184,7 +184,7 @@ class Round(_message.Message):
 
     @_builtins.property
     def source_states(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceState]:
-        """Each source outside the worker that the session used, as it stood behind the round."""
+        """The state of each source outside the worker that the session used, behind the round."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ Global___Round: _TypeAlias = Round  # noqa: Y015
 
 @_typing.final
 class SourceState(_message.Message):
-    """Whether a source was sent a round, and what the verifier had measured of it."""
+    """Whether the verifier sent a source a round, and what it had measured of the source."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -262,8 +262,8 @@ class SourceState(_message.Message):
     slowdown: _builtins.float
     """Part of its speed that a step of as many sessions loses while the source is followed, 0 to 1; unset: not measured."""
     weights_version: _builtins.int
-    """Version of the weights that a drafter that learns drafted with, as it last said; 0: not known, or those it was
-    given.
+    """Version of the learnt weights with which the source drafted, as it last said; 0: not known, or the weights that it
+    was given.
     """
     def __init__(
         self,

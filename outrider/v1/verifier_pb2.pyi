@@ -103,9 +103,9 @@ class VerifierDescription(_message.Message):
 
     @_builtins.property
     def request_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Every field of OpenRequest that the verifier knows, those of messages inside it as sampling.top_k. An orchestrator
-        opens no session here that uses another field, unless the field only says how to draft. Empty: the verifier is
-        older than this list; docs/upgrades.md has the fields that such a verifier is taken to know.
+        """Every field of OpenRequest that the verifier knows; fields of inner messages are named as sampling.top_k. An
+        orchestrator opens no session here that uses another field, unless that field only says how to draft. Empty: the
+        verifier is older than this list; docs/upgrades.md has the fields that orchestrators assume it to know.
         """
 
     def __init__(

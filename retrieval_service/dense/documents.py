@@ -105,7 +105,7 @@ class Documents:
         ):
             if tokens > most:
                 raise Overloaded(
-                    f"documents {whose} would have {tokens} ids; {most} are taken on: remove some",
+                    f"documents {whose} would have {tokens} tokens; at most {most} are kept: remove some",
                     RETRY_AFTER_S,
                 )
 

@@ -245,7 +245,7 @@ def _read_vector(vector: Any, at: int) -> list[float]:
             what = "a number beyond float32" if type(number) in (int, float) else type(number).__name__
             raise ValueError(f"item {at} of `data` holds {what} where a finite number belongs")
     if not any(vector):
-        raise ValueError(f"the embedding of item {at} of `data` is all zeros, which is like no text")
+        raise ValueError(f"the embedding of item {at} of `data` is all zeros, so it is near to no text")
     return vector
 
 

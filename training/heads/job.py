@@ -47,7 +47,7 @@ from training.heads.unrolled import TrainedHead
 from training.loop import Run, Settings, TrainingProgress
 
 _OUTER = ("embeddings", "lm_head.weight")
-"""Names of embeddings and output layers whose sizes do not tell so."""
+"""Names of embeddings and output layers that their sizes do not show to be such."""
 
 
 class DistilProgress(Protocol):

@@ -138,9 +138,11 @@ def checked(options: DistilOptions) -> DistilOptions:
         if (value := getattr(options, name)) < low:
             raise InvalidRequest(f"--{name} {value} is below {low}, the least possible")
     if options.draft_vocabulary and options.kind != EAGLE3:
-        raise InvalidRequest(f"--draft-vocabulary is for --kind eagle3, not {options.kind}")
+        raise InvalidRequest(f"--draft-vocabulary is for --kind eagle3, not {options.kind}; leave it out")
     if options.draft_vocabulary < 0:
-        raise InvalidRequest(f"--draft-vocabulary {options.draft_vocabulary} is no number of ids")
+        raise InvalidRequest(
+            f"--draft-vocabulary {options.draft_vocabulary} is no number of tokens; give 1 or more"
+        )
     if not 0 <= options.written <= 1:
         raise InvalidRequest(f"--written {options.written} is not a share from 0 to 1")
     defaults = _DEFAULTS[options.kind]

@@ -121,7 +121,8 @@ class MatcherFactory:
         for id_ in map(int, _SPECIAL_ID.findall(_LITERALS.sub("", grammar.text))):
             if id_ not in self._special_ids:
                 raise InvalidRequest(
-                    f"lark has <[{id_}]>, but {id_} is no special token that may stand in a text"
+                    f"lark has <[{id_}]>, but {id_} is no special token that may stand in a text; use the id "
+                    "of another special token, or leave it out"
                 )
 
 

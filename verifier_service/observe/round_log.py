@@ -25,16 +25,16 @@ TREES_OF_A_SESSION = 64
 
 
 class Rest(Enum):
-    """Why a source was not sent a round, or that it was."""
+    """Whether a source was sent a round, and if not, why."""
 
     NONE = "none"
-    """It was sent the round."""
+    """The source was sent the round."""
     GAINS_TOO_LITTLE = "gains too little"
-    """It gains less than it costs, or than a source has to gain."""
+    """The source gains less than it costs, or less than the least that a source has to gain."""
     NOT_ADMITTED = "not admitted"
     """Steps of so many sessions admitted none of its nodes."""
     COMPARED = "compared"
-    """All sessions leave it alone for a few steps, to measure what it costs."""
+    """All sessions leave the source alone for a few steps, to measure what it costs."""
 
 
 @dataclass(frozen=True, slots=True)

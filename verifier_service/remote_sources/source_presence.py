@@ -7,8 +7,8 @@ leave the source alone for a few steps to make such steps.
 
 Compared are the few steps before such a change with the few behind it, since the machine's other work may
 change at any time. Compared is how long they take for their rows, not how many tokens they commit: that
-differs more between two texts than any source could change it. What the source costs every step, each
-session weighs against the tokens that the source gained for this session (`SourceThrottle`).
+differs more between two texts than any source could change it. Each session weighs what the source costs
+every step against the rounds that the source saved this session (`SourceThrottle`).
 """
 
 from collections import Counter
@@ -96,9 +96,9 @@ class SourcePresence:
         return _PRIOR if sessions.bit_length() in self._by_size else 0.0
 
     def cost(self, sessions: int) -> float:
-        """The part of its tokens that each session that uses the source has to gain by it, 0 to 1.
+        """The part of its rounds that the source has to save each session that uses it, 0 to 1.
 
-        The source slows down every session of a step, and gains tokens for those that use it.
+        The source slows down every session of a step, and saves rounds for those that use it.
         """
         return min(1.0, self.loss(sessions) * sessions / min(self._followers, sessions))
 

@@ -15,7 +15,7 @@ from outrider.wire.names import MAX_REFERENCES
 from speculative.acceptance.criterion import Promise
 
 _OF_DRAFTS = ("sources", "corpora", "nodes", "policy", "criterion")
-"""Options that say how to draft. Texts to copy from describe the answer, and may stay, as in every API."""
+"""Options that contradict drafting that is off. References and `edit` do not: the APIs accept them, too."""
 
 
 def parse_ids(text: str, flag: str) -> list[int]:

@@ -147,7 +147,7 @@ def state_of(child: ServiceProcess, *, compiles: bool = False) -> str:
         return "starts"
     if child.loaded < child.of:
         return f"has loaded {child.loaded:,} of {child.of:,} tensors"
-    return "compiles its passes, in some minutes unless they are kept" if compiles else "checks its passes"
+    return "compiles its passes, which takes minutes the first time" if compiles else "checks its passes"
 
 
 def amount(size: int) -> str:

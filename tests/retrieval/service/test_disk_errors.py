@@ -174,7 +174,7 @@ async def test_documents_beyond_the_room_are_refused_and_others_stay(
         )
         assert (await add("one", 1600)).documents == 1
         error = await refused(add("two", 800))
-        assert (error.code(), "2000 are taken on" in (error.details() or "")) == (
+        assert (error.code(), "at most 2000 are kept" in (error.details() or "")) == (
             Code.RESOURCE_EXHAUSTED,
             True,
         )

@@ -29,7 +29,7 @@ class BracedCalls:
         """The rule of a call of one function. Raises FieldRefused where the format cannot say its schema."""
         view = SchemaView(name, parameters)
         root = {"properties": {}, **view.plain(parameters), "type": "object"}
-        view.refuse("their top", root, frozenset(("anyOf", "oneOf")))
+        view.refuse("their top level", root, frozenset(("anyOf", "oneOf")))
         arguments = self._value(view, name, "the arguments", root)
         writer = self._writer
         head, tail = writer.literal(self._format.begin + name), writer.literal(self._format.end)

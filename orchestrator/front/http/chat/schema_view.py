@@ -23,8 +23,8 @@ NARROWS = {
 }
 """Words that narrow down values of a type, and that no grammar of text can say."""
 MOST_SCHEMAS = 4096
-"""Schemas of one function's arguments, each counted as often as something refers to it: references can name
-one another twice, and so double at each step."""
+"""The most schemas of one function's arguments, each counted as often as something refers to it: schemas that
+refer to the next one twice double the count at each step."""
 _MOST_REFERENCES = 32
 _HOME = ("#/$defs/", "#/definitions/")
 

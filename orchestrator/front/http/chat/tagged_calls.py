@@ -28,7 +28,7 @@ class TaggedCalls:
         """The rule of a call of one function. Raises FieldRefused where the format cannot say its schema."""
         view, writer = SchemaView(name, parameters), self._writer
         root = view.plain(parameters)
-        view.refuse("their top", root, NARROWS["object"] | {"anyOf", "oneOf"})
+        view.refuse("their top level", root, NARROWS["object"] | {"anyOf", "oneOf"})
         properties: Mapping[str, Any] = root.get("properties", {})
         required = root.get("required", ())
         parts = [writer.literal(f"{self._format.begin}{name}{self._tags.named}")]

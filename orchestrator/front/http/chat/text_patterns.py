@@ -1,6 +1,6 @@
 """What a JSON schema asks of a string, as patterns of bare text in Lark's language. Pure.
 
-`format` asks for nothing here: JSON Schema has it as a remark.
+`format` is not enforced: in JSON Schema it is a remark.
 """
 
 from collections.abc import Mapping
