@@ -21,7 +21,9 @@ from outrider.lm.runner import PackedLM
 from speculative.params import SamplingParams
 from tests.lm.families import VOCABULARY
 from tests.lm.random_heads import LAYER, TARGET, shaken
+from verifier_service.proposers import planes
 from verifier_service.proposers.batched import BatchedProposer, ProposerNeeds
+from verifier_service.proposers.heads import eagle as eagle_heads
 from verifier_service.proposers.heads.eagle import EagleProposer
 from verifier_service.proposers.heads.hydra import HydraProposer, PrefixedHydraProposer
 from verifier_service.proposers.heads.medusa import MedusaProposer
@@ -110,6 +112,19 @@ def test_through_chunks_of_a_prompt_commits_and_wrong_branches_in_a_batch(
         ]
     else:
         served.check(*sessions)
+
+
+@pytest.mark.parametrize("kind", ["hydra with prefix", "eagle", "eagle3", "mtp"])
+def test_where_the_next_pass_may_write_into_the_features_of_the_pass_before(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (eagle_heads, planes):
+        monkeypatch.setattr(module, "may_hold", lambda features: False)
+    served = decoding(kind, prefill_chunk=7)
+    sessions = [served.open(prompt, 12) for prompt in (PROMPT, PROMPT[3:], (1, 2, 3), (7,))]
+    served.driver.run()
+    assert not served.driver.core.proposers.muted
+    served.check(*sessions)
 
 
 @pytest.mark.parametrize("kind", ["hydra with prefix", "eagle", "eagle3", "mtp"])

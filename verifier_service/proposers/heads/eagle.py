@@ -155,8 +155,9 @@ class _UnwrittenPairs:
         """Hidden states of the positions before all kept tokens, ``[tokens, layers, width]``."""
         parts: list[Tensor] = []
         for before, features, rows in self.seen:
+            layers, _, width = features.shape  # of no row, where a pass elsewhere read one token alone
             # What precedes slot 0 is never read.
-            parts.append((features.new_zeros(features[:, 0].shape) if before is None else before)[:, None])
+            parts.append((features.new_zeros(layers, width) if before is None else before)[:, None])
             if rows:
                 parts.append(features[:, list(rows)])
         return torch.cat([part.to(dtype) for part in parts], 1).transpose(0, 1)
