@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from retrieval_service.dense.references import LIMITS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.shared.envelope import MODELS, command_line, print_result, settings_of
@@ -26,15 +25,18 @@ from orchestrator.front.http.spawning import spawned
 from outrider.lm.kv.table import SlotTable
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
-from retrieval_service.dense.matching import ReferenceText
-from retrieval_service.ranking import DraftShape, rank
+from retrieval_service.dense.matching import DocumentText
+from retrieval_service.dense.near_documents import LIMITS
+from retrieval_service.joint_tree import FoundTrie, JointTree, Sampling, TreeBounds
+from retrieval_service.ranking import DraftShape
 from retrieval_service.trie import CountedTrie, counted
-from speculative.params import SamplingParams
+from retrieval_service.trust import TrustBook
 
 VOCABULARY, NODES, DEPTH = 4096, 96, 16
 MATCHES = (1, 4, 16, 64)
 """Lengths of the matches that are looked up, in tokens."""
-SHAPE = DraftShape(nodes=NODES)
+SHAPE = DraftShape()
+BOUNDS = TreeBounds(SHAPE.nodes, DEPTH, VOCABULARY)
 CHUNK = 64
 """Rows of a prompt's chunk."""
 IDLE_S, READER_S = 1.0, 30.0
@@ -53,14 +55,14 @@ def spent_ms(work: Callable[[], object], repeats: int) -> float:
 
 
 def lookup_figures(repeats: int) -> dict[str, float]:
-    """Ms of a lookup in as many tokens of references as a session has at most, by length of the match."""
+    """Ms of a lookup in as many tokens of documents as a session has at most, by length of the match."""
     chance = np.random.default_rng(0)
     parts = [chance.integers(VOCABULARY, size=LIMITS.tokens // 4).astype(np.int32) for _ in range(4)]
-    text = ReferenceText(parts)
+    text = DocumentText(parts)
     found = {}
     for length in MATCHES:
         end = int(chance.integers(LIMITS.tokens // 8, LIMITS.tokens // 4 - DEPTH))
-        # An id that the references lack ends the match at this length.
+        # An id that the documents lack ends the match at this length.
         session = [VOCABULARY, *parts[3][end - length : end].tolist()]
         assert text.match(session)[1] >= length
         found[str(length)] = spent_ms(
@@ -80,13 +82,12 @@ def full_trie() -> CountedTrie:
     return made
 
 
-def ranking_figures(repeats: int) -> dict[str, float]:
-    """Ms to rank a trie of NODES nodes, by mode; each time at another place, as noise of a place is kept."""
-    trie, places = full_trie(), count(100)
-    modes = {"greedy": SamplingParams(temperature=0.0), "sampled": SamplingParams(temperature=0.8)}
+def tree_figures(repeats: int) -> dict[str, float]:
+    """Ms of a draft's tree from one memory's trie of NODES nodes, by mode; each time at another place."""
+    found, trust, places = {1: FoundTrie("past", full_trie())}, TrustBook().session(""), count(100)
     return {
-        mode: spent_ms(lambda params=params: rank(trie, params, 7, next(places), SHAPE, NODES), repeats)
-        for mode, params in modes.items()
+        mode: spent_ms(lambda at=at: JointTree(found, trust, at(), SHAPE, BOUNDS), repeats)
+        for mode, at in (("greedy", lambda: None), ("sampled", lambda: Sampling(7, next(places))))
     }
 
 
@@ -146,7 +147,7 @@ def parse() -> argparse.Namespace:
     parser = command_line("small_costs", __doc__)
     parser.add_argument("--target", default=str(MODELS / "target"), help="folder of the target model")
     parser.add_argument("--context", type=int, default=1800, help="positions before the later chunk")
-    parser.add_argument("--repeats", type=int, default=200, help="calls of each lookup and ranking")
+    parser.add_argument("--repeats", type=int, default=200, help="calls of each lookup and tree")
     return parser.parse_args()
 
 
@@ -156,8 +157,8 @@ def main() -> None:
     started = time.perf_counter()
     torch.set_num_threads(1)
     fields = {
-        "reference_lookup_ms": lookup_figures(settings.repeats),
-        "ranking_ms": ranking_figures(settings.repeats),
+        "document_lookup_ms": lookup_figures(settings.repeats),
+        "tree_ms": tree_figures(settings.repeats),
         "reader_process": asyncio.run(reader_figures()),
         **pass_figures(settings.target, settings.context, max(3, settings.repeats // 20)),
     }

@@ -177,8 +177,9 @@ class Opener:
         self._request = request
         self._target = target
         self.first = 0
-        """The first epoch that a verifier took this request under, or may have; 0: none yet. A recorded
-        Cancel of this epoch or a later one is meant for this request."""
+        """The first epoch under which this request is on record: that of its wait, or the first that a
+        verifier took it under, or may have; 0: none yet. A recorded Cancel of this epoch or a later one is
+        meant for this request."""
 
     def heard_of(self, epoch: int) -> None:
         """Go above this epoch, under which the session is on record.

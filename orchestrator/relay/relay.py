@@ -125,6 +125,7 @@ class Relay:
             await _wait_for(come, state, deadline)
             return await self._ledger.whereabouts(request, model)
         known = await self._ledger.whereabouts(request, model)  # before the record says something else
+        opener.heard_of(known.epoch)  # or a record of a clock ahead of this one would stay
         epoch = opener.waits()
         look = asyncio.create_task(self._look(request, epoch, state), name="cancels of a waiting request")
         try:

@@ -34,6 +34,9 @@ _SHORTEST_MS = 0.05
 # Longer gaps are pauses between requests or a stopped peer, not a latency to learn.
 _LONGEST_MS = 100.0
 
+Key = TypeVar("Key", bound=Hashable)
+Known = TypeVar("Known")
+
 
 @dataclass(frozen=True, slots=True)
 class StepValue:
@@ -177,8 +180,6 @@ _UNBOUNDED = DraftLimits(MAX_DRAFT_NODES, 0.0, MAX_DRAFT_NODES, MAX_DRAFT_NODES)
 # Clients name sources, so their number has to be bounded; the oldest is forgotten.
 _MOST = 512
 _BAND = 0.4
-K = TypeVar("K", bound=Hashable)
-V = TypeVar("V")
 _BANDS = 3
 
 
@@ -267,7 +268,7 @@ def _band(params: SamplingParams) -> int:
     return 0 if params.greedy else 1 + min(int(params.temperature / _BAND), _BANDS)
 
 
-def _kept(known: dict[K, V], key: K, make: Callable[[], V]) -> V:
+def _kept(known: dict[Key, Known], key: Key, make: Callable[[], Known]) -> Known:
     """The entry of this key, made if there is none; the oldest entry goes where there are too many."""
     if (found := known.get(key)) is None:
         if len(known) >= _MOST:

@@ -187,10 +187,11 @@ def _logits(digest: HostDigest, used: list[Any]) -> int:
 def _leads(noise: PositionNoise, width: int, used: list[Any]) -> int:
     if noise.vocabulary_size < width:
         raise ValueError(f"a row of {width} logits has noise for {noise.vocabulary_size} ids")
-    if noise.drawn is None:
+    drawn = noise.drawn  # once: a thread that draws ahead may put another array in its place
+    if drawn is None:
         return 0
-    used.append(noise.drawn)
-    return _address(noise.drawn)
+    used.append(drawn)
+    return _address(drawn)
 
 
 def _mask(allowed: NDArray[np.bool_], width: int, used: list[Any]) -> int:

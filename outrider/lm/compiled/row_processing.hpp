@@ -136,7 +136,6 @@ class Processed {
   const std::vector<Scored>& changed() const { return changed_; }
   bool is_changed(int64_t id) const { return !changed_.empty() && places_[id]; }
   double score_of(int64_t id) const { return (double)logits_[id] / scale_; }
-  double temperature() const { return scale_; }
 
  private:
   struct Mark {

@@ -3,15 +3,30 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from orchestrator.relay.opening_turns import AT_ONCE
+from orchestrator.store.entries import VERSION, epoch_to_bytes, record_name
+from outrider.wire.codec import SessionKey
+from outrider.wire.epochs import RANDOM_BITS, wall_clock_ms
 from speculative.stop import FinishReason
 from tests.orchestrator.conftest import FakeVerifier, next_id
 from tests.orchestrator.fronts import soon
 from tests.redis_server import RedisServer
 
+HOUR_MS = 3_600_000
 
+
+def put_on_record(server: RedisServer, key: SessionKey, epoch: int) -> None:
+    """Records an earlier request of the session."""
+    fields = {"version": VERSION, "epoch": epoch_to_bytes(epoch), "verifier": "gone:1"}
+    fields |= {"choices": "1", "cancelled": "0", "request": epoch_to_bytes(0)}
+    server.say("HSET", record_name(key), *[part for pair in fields.items() for part in pair])
+
+
+@pytest.mark.parametrize("ahead_ms", [0, HOUR_MS], ids=["new", "known under the epoch of a clock ahead"])
 async def test_a_cancel_ends_it_and_its_session_s_next_request_is_answered(
-    world: Any, redis_server: RedisServer
+    world: Any, redis_server: RedisServer, ahead_ms: int
 ) -> None:
     verifier = FakeVerifier(per_tick=0)
     await world.serve(verifier)
@@ -26,9 +41,12 @@ async def test_a_cancel_ends_it_and_its_session_s_next_request_is_answered(
 
     asked = {"quiet": ask("quiet", "quiet")}
     await world.until(lambda: len(verifier.opened) == 1)
-    asked |= {name: ask("burst", name) for name in map(str, range(AT_ONCE + 2))}
+    asked |= {name: ask("burst", name) for name in map(str, range(AT_ONCE))}
     await world.until(lambda: len(verifier.opened) == 1 + AT_ONCE)
-    waiting = max(asked.keys() - {it.key.session for it in verifier.opened})
+    waiting = "waiting"
+    if ahead_ms:
+        put_on_record(redis_server, SessionKey("burst", waiting), wall_clock_ms() + ahead_ms << RANDOM_BITS)
+    asked |= {waiting: ask("burst", waiting)}
 
     async def cancelled() -> bool:
         return bool(await other.client.cancel(waiting, tenant="burst"))

@@ -113,6 +113,15 @@ def test_through_chunks_of_a_prompt_commits_and_wrong_branches_in_a_batch(
 
 
 @pytest.mark.parametrize("kind", ["hydra with prefix", "eagle", "eagle3", "mtp"])
+def test_behind_a_prompt_of_one_token_beside_longer_ones(kind: str) -> None:
+    served = decoding(kind, prefill_chunk=7)
+    sessions = [served.open(prompt, 12) for prompt in (PROMPT, PROMPT[3:], (1, 2, 3), (7,))]
+    served.driver.run()
+    assert not served.driver.core.proposers.muted
+    served.check(*sessions)
+
+
+@pytest.mark.parametrize("kind", ["hydra with prefix", "eagle", "eagle3", "mtp"])
 def test_behind_a_prefix_found_again_whose_next_id_is_another(kind: str) -> None:
     served = decoding(kind)
     first = served.open(PROMPT, 8)
