@@ -68,10 +68,15 @@ class Trust:
 
 
 class SessionTrust:
-    """What one session has learnt, on top of its tenant's other sessions."""
+    """What one session has learnt, on top of its tenant's other sessions.
 
-    def __init__(self, tenant: Trust) -> None:
-        self._tenant = tenant
+    Args:
+        tenant: what the tenant's other sessions have taught.
+        teaches: whether the session teaches them in turn.
+    """
+
+    def __init__(self, tenant: Trust, teaches: bool) -> None:
+        self._tenant, self._teaches = tenant, teaches
         self._own: dict[str, float] = {}
 
     def weights(self, experts: Sequence[Expert]) -> list[float]:
@@ -92,7 +97,8 @@ class SessionTrust:
         odds, own = self._tenant.odds, self._own
         for (kind, _), weight, likelihood in zip(experts, weights, likelihoods, strict=True):
             gradient = weight * likelihood / total - weight
-            odds[kind] = _bounded(odds[kind] + _RATE * gradient, _MOST)
+            if self._teaches:
+                odds[kind] = _bounded(odds[kind] + _RATE * gradient, _MOST)
             own[kind.memory] = _bounded(
                 own.get(kind.memory, 0.0) + _SESSION_RATE * gradient, _MOST_OF_SESSION
             )
@@ -104,13 +110,13 @@ class TrustBook:
     def __init__(self) -> None:
         self._of: OrderedDict[str, Trust] = OrderedDict()
 
-    def session(self, tenant: str) -> SessionTrust:
-        """The trust of a new session of this tenant."""
+    def session(self, tenant: str, teaches: bool = True) -> SessionTrust:
+        """The trust of a new session of this tenant; `teaches`: whether later sessions learn from it."""
         trust = self._of.setdefault(tenant, Trust())
         self._of.move_to_end(tenant)
         if len(self._of) > _TENANTS:
             self._of.popitem(last=False)
-        return SessionTrust(trust)
+        return SessionTrust(trust, teaches)
 
 
 def _bounded(value: float, most: float) -> float:

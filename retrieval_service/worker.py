@@ -71,7 +71,7 @@ class RetrievalWorker(AnsweringWorker[RetrievalSession]):
 
     def open(self, follow: Follow, ids: FollowedIds, kept: RetrievalSession | None) -> RetrievalSession:
         """Follows a session; one that comes back goes on where its output was kept last."""
-        trust = self._trust.session(follow.key.tenant)
+        trust = self._trust.session(follow.key.tenant, follow.request.learn)
         session = RetrievalSession(follow, ids, self._shape, trust, kept)
         if session.is_new_text:
             self._lookup.finish(follow.key)

@@ -158,6 +158,16 @@ def test_sampled_and_greedy_sessions_share_what_a_source_costs_and_devices_have_
     assert reputations.of_address([EDGE], greedy).presence is None
 
 
+def test_a_source_in_use_is_known_however_many_names_clients_make_up() -> None:
+    reputations, sampled = Reputations(), SamplingParams(temperature=0.8)
+    own, presence = reputations.of("drafter", sampled), reputations.of_address(["drafter"], sampled).presence
+    for number in range(2000):
+        reputations.of(f"made up {number}", sampled)
+        reputations.of_address([f"made up {number}"], sampled)
+        assert reputations.of("drafter", sampled) is own
+        assert reputations.of_address(["drafter"], sampled).presence is presence
+
+
 def test_until_it_has_been_compared_a_source_is_taken_to_cost_something() -> None:
     drafter = SourcePresence(("drafter",))
     steps = Steps(drafter)

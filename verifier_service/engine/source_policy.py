@@ -177,7 +177,7 @@ class DraftWaits:
 
 
 _UNBOUNDED = DraftLimits(MAX_DRAFT_NODES, 0.0, MAX_DRAFT_NODES, MAX_DRAFT_NODES)
-# Clients name sources, so their number has to be bounded; the oldest is forgotten.
+# Clients name sources, so their number has to be bounded; a source that is in use is not forgotten.
 _MOST = 512
 _BAND = 0.4
 _BANDS = 3
@@ -269,9 +269,11 @@ def _band(params: SamplingParams) -> int:
 
 
 def _kept(known: dict[Key, Known], key: Key, make: Callable[[], Known]) -> Known:
-    """The entry of this key, made if there is none; the oldest entry goes where there are too many."""
-    if (found := known.get(key)) is None:
+    """The entry of this key, made if there is none; that used least recently goes where there are too many."""
+    found = known.pop(key, None)
+    if found is None:
         if len(known) >= _MOST:
             del known[next(iter(known))]
-        found = known[key] = make()
+        found = make()
+    known[key] = found
     return found

@@ -185,8 +185,7 @@ class Processed {
     if (!each(row, row.generated, known) || !each(row, row.path, one_more)) return false;
     for (size_t at = 0; at < changed_.size(); ++at) {
       if (!marks_[at].generated) continue;
-      // A fused product and difference would have other bits than the rule's two operations.
-      volatile double product = row.frequency * marks_[at].count;
+      const double product = row.frequency * marks_[at].count;
       changed_[at].score = (changed_[at].score - row.presence) - product;
     }
     return true;

@@ -35,6 +35,16 @@ def test_what_one_session_learns_the_next_ones_of_its_tenant_know() -> None:
     assert book.session("b").weights(both) == untaught, "another tenant's sessions teach nothing"
 
 
+def test_a_session_that_may_not_be_learnt_from_teaches_itself_alone() -> None:
+    book = TrustBook()
+    private, both = book.session("a", teaches=False), [expert("past", 1), expert("corpus", 2)]
+    untaught = private.weights(both)
+    for _ in range(100):
+        private.learn(both, 2)
+    assert private.weights(both)[1] > untaught[1]
+    assert book.session("a").weights(both) == untaught
+
+
 def test_a_session_learns_of_itself_beyond_what_others_do() -> None:
     book = TrustBook()
     here, elsewhere = book.session("a"), book.session("a")
