@@ -269,7 +269,7 @@ def _band(params: SamplingParams) -> int:
 
 
 def _kept(known: dict[Key, Known], key: Key, make: Callable[[], Known]) -> Known:
-    """The entry of this key, made if there is none; that used least recently goes where there are too many."""
+    """The entry of this key, made if there is none; where there are too many, the one unused longest goes."""
     found = known.pop(key, None)
     if found is None:
         if len(known) >= _MOST:
