@@ -201,6 +201,7 @@ class LocalStream(Iterator[Chunk]):
 
     def _generate(self, model: DraftModel) -> None:
         """Generates the answer; runs in the drafting thread."""
+        failure: OutriderError | None = None
         try:
             answer = LocalAnswer(model, self._request)
             self._prompt_tokens = len(answer.ids)
@@ -209,13 +210,13 @@ class LocalStream(Iterator[Chunk]):
                     break
                 self._chunks.put(chunk)
             self._reason = answer.finish_reason
-            self._chunks.put(None)
         except OutriderError as error:
-            self._chunks.put(error)
+            failure = error
         except Exception as error:  # whatever the model's library raises
-            self._chunks.put(OutriderError(f"{model.name} failed: {type(error).__name__}: {error}"))
-        finally:
-            self._drafting.release(self._owner)
+            failure = OutriderError(f"{model.name} failed: {type(error).__name__}: {error}")
+        # A caller that has read the end may ask for the next answer at once.
+        self._drafting.release(self._owner)
+        self._chunks.put(failure)
 
     def __enter__(self) -> Self:
         return self

@@ -3,6 +3,7 @@
 import http.client
 import json
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from outrider.edge.async_edge_drafter import AsyncEdgeDrafter
 from outrider.edge.backends import DraftModel
-from outrider.edge.drafting import DraftingThread
+from outrider.edge.drafting import DraftedRequest, DraftingThread
 from outrider.edge.edge_drafter import EdgeDrafter
 from outrider.edge.endpoint.cloud import Cloud
 from outrider.edge.endpoint.server import EdgeEndpoint
@@ -62,6 +63,20 @@ def test_the_seed_decides_sampled_text(drafter: EdgeDrafter) -> None:
     assert answers[0] == answers[1] != answers[2]
     unseeded = drafter.generate_locally(ids=IDS, max_tokens=24)
     assert drafter.generate_locally(ids=IDS, max_tokens=24, seed=unseeded.seed).ids == unseeded.ids
+
+
+def test_the_model_is_free_for_the_next_answer_once_the_end_is_read(
+    drafter: EdgeDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = DraftingThread.release
+
+    def late(self: DraftingThread, request: DraftedRequest) -> None:
+        time.sleep(0.05)
+        release(self, request)
+
+    monkeypatch.setattr(DraftingThread, "release", late)
+    first, second = (drafter.generate_locally(PROMPT, max_tokens=2, seed=1).ids for _ in range(2))
+    assert first == second
 
 
 def test_stops_end_it_as_they_end_the_targets_text(drafter: EdgeDrafter) -> None:
