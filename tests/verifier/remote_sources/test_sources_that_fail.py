@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_source import Behaviour, Draft, FakeSource, Running, View, running, silent
-from harness import Verifier, eventually, serving
+from harness import Verifier, eventually, hold_steps_for_drafts, serving
 from ngram_lm import NgramLM
 
 from outrider.wire.origin import bound_fields
@@ -183,6 +183,7 @@ async def test_a_source_that_floods_is_bounded() -> None:
         return [view.draft([node % 24, 5, 6]) for node in range(1500)]
 
     async with worker() as verifier, running(FakeSource(flood)) as server:
+        hold_steps_for_drafts(verifier)  # or the source rests before its first message has come
         await decode(verifier, server, lambda: dropped(verifier, "flooded") > 900)
 
 
