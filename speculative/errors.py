@@ -16,7 +16,8 @@
     ├── Unavailable      no peer can serve this now: try elsewhere
     ├── MalformedDraft   a source broke the contract: its draft is dropped and counted, the session goes on
     ├── ModelRefused     the model would be served wrongly, so it is not served
-    └── EmptySupport     the target's logits, or the request's grammar, leave no token to choose
+    └── EmptySupport     the target's logits leave no token to choose
+        └── DeadEnd        the request's grammar leaves none, or grew too large: the caller's fault
 """
 
 
@@ -93,3 +94,7 @@ class ModelRefused(OutriderError):
 
 class EmptySupport(OutriderError):
     """The target's logits hold NaN or infinity, or they and the grammar leave no token to choose."""
+
+
+class DeadEnd(EmptySupport):
+    """The request's grammar allows no token after the text so far, or needs more states than allowed."""

@@ -17,16 +17,16 @@ from typing import Any
 
 from benchmarks.hostile import grpc_inputs, http_bodies, http_connections, worker_inputs
 from benchmarks.hostile.attack import attack
-from benchmarks.hostile.attacked_services import AttackedServices, until_calm, until_served
+from benchmarks.hostile.attacked_services import AttackedServices, Ports, until_calm, until_served
 from benchmarks.hostile.figures import (
     Message,
     Window,
-    beyond_usual_ms,
+    beyond_usual,
     longest_stall,
     longest_waits,
     summed_up,
 )
-from benchmarks.hostile.inputs import HostileClass
+from benchmarks.hostile.inputs import HELD, HostileClass
 from benchmarks.hostile.lying_source import LyingSources
 from benchmarks.shared.envelope import add_pair, command_line, module_command, print_result, settings_of
 from benchmarks.shared.services import HelperProcess
@@ -36,7 +36,18 @@ HONEST = 3
 SETTLE_S = 120.0
 """Seconds after a class until a canary or a process that says nothing counts as hung."""
 LEAST_PRIORITY = 19
-ALL = [*http_bodies.CLASSES, *http_connections.CLASSES, *grpc_inputs.CLASSES, *worker_inputs.CLASSES]
+CONTROL_S = 10.0
+"""Seconds in which the class of no input sends nothing: as long as most classes take."""
+
+
+async def _nothing(ports: Ports) -> str:
+    await asyncio.sleep(CONTROL_S)
+    return HELD
+
+
+CONTROL = HostileClass("no input", lambda: [_nothing])
+"""What the canary's waits do by themselves: a longer time has a longer longest wait."""
+ALL = [CONTROL, *http_bodies.CLASSES, *http_connections.CLASSES, *grpc_inputs.CLASSES, *worker_inputs.CLASSES]
 
 
 class CanaryLines:
@@ -91,7 +102,7 @@ class HostileRun:
             one, attacked = await self._attacked(hostile)
             usual, quiet = quiet, await self._quiet()
             usual = {name: max(usual.get(name, 0.0), quiet.get(name, 0.0)) for name in usual.keys() | quiet}
-            one["longest_gap_ms"] = beyond_usual_ms(attacked, usual)
+            one |= beyond_usual(attacked, usual)
             one["usual_gap_ms"] = round(1000 * max(usual.values(), default=0.0), 1)
             figures.append(one)
         return figures

@@ -54,14 +54,17 @@ def longest_waits(
     return longest
 
 
-def beyond_usual_ms(attacked: dict[str, float], quiet: dict[str, float]) -> float:
-    """By how many ms the canary waited longer than in a quiet time, at most; 0 where it nowhere did.
+def beyond_usual(attacked: dict[str, float], quiet: dict[str, float]) -> dict[str, Any]:
+    """By how many ms the canary waited longer than in a quiet time, at most, and where; 0 for nowhere.
 
     A kind of wait that the quiet time has no example of is compared with the longest wait of any kind then.
     """
     longest = max(quiet.values(), default=0.0)
-    beyond = (waited - quiet.get(name, longest) for name, waited in attacked.items())
-    return round(1000 * max(0.0, *beyond, 0.0), 1)
+    beyond = {name: waited - quiet.get(name, longest) for name, waited in attacked.items()}
+    where = max(beyond, key=lambda name: beyond[name], default="")
+    if not where or beyond[where] <= 0:
+        return {"longest_gap_ms": 0.0, "waited_for": ""}
+    return {"longest_gap_ms": round(1000 * beyond[where], 1), "waited_for": where}
 
 
 def longest_stall(stalls: Iterable[dict[str, Any]], window: Window) -> dict[str, Any]:
@@ -98,6 +101,7 @@ def summed_up(repeats: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return stalled | {
         "longest_gap_ms": round(median(gaps), 1),
         "worst_gap_ms": max(gaps),
+        "waited_for": max(repeats, key=lambda one: float(one["longest_gap_ms"]))["waited_for"],
         "usual_gap_ms": round(median(one["usual_gap_ms"] for one in repeats), 1),
         "longest_stall_ms": min(one["longest_stall_ms"] for one in repeats),
         "leaked_bytes": repeats[-1]["leaked_bytes"],

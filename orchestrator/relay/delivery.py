@@ -69,6 +69,8 @@ class Finished:
     text: str
     """Text that was held back as a possible stop string and is none."""
     message: str
+    code: int = 0
+    """As in the contract's Committed.code."""
 
 
 Event = Started | PromptScored | Delivered | Recovered | Finished

@@ -235,7 +235,8 @@ class RelayedRequest:
             self._fleet.drafted(self.target, (it for it in self.sources if accepted.get(it.name, 0)))
             # Nothing says which verifiers decoded the tokens that the client had already.
             usage.replay_identical &= len(self._numerics) == 1 and self._request.have is None
-            events.append(Finished(choice, reason, usage, delivery.finish(reason), committed.message))
+            text, code = delivery.finish(reason), committed.code
+            events.append(Finished(choice, reason, usage, text, committed.message, code))
         return events
 
     def _generated(self) -> dict[int, list[int]]:

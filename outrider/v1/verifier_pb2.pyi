@@ -589,7 +589,9 @@ class Committed(_message.Message):
     message: _builtins.str
     """What went wrong, if the session ended in an error, is unknown here, or was taken over."""
     code: _builtins.int
-    """A gRPC status code beside the message: 5 unknown session, 10 taken over, 13 a bug; 0 otherwise."""
+    """A gRPC status code beside the message: 3 the request's grammar leaves no token, 5 unknown session,
+    10 taken over, 13 a bug; 0 otherwise.
+    """
     rounds: _builtins.int
     """Rounds as in Usage, from the session's Open up to these ids."""
     admitted: _builtins.int

@@ -281,6 +281,8 @@ class CommittedCode(IntEnum):
 
     NONE = 0
     """The session goes on, or ended as its finish reason says."""
+    DEAD_END = 3
+    """INVALID_ARGUMENT: the request's grammar leaves no token; the message beside the code says why."""
     UNKNOWN_SESSION = 5
     """NOT_FOUND: this verifier has no such session."""
     TAKEN_OVER = 10

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.hostile.figures import (
     Message,
     Window,
-    beyond_usual_ms,
+    beyond_usual,
     longest_stall,
     longest_waits,
     summed_up,
@@ -41,11 +41,16 @@ def test_what_was_wrong_is_no_wait() -> None:
     assert wrong.what == "[1] in place of [2]"
 
 
+def told(attacked: dict[str, float], quiet: dict[str, float]) -> tuple[float, str]:
+    found = beyond_usual(attacked, quiet)
+    return found["longest_gap_ms"], found["waited_for"]
+
+
 def test_a_gap_is_what_goes_beyond_the_usual_one() -> None:
-    assert beyond_usual_ms({"http gap": 2.5, "grpc first": 0.4}, {"http gap": 0.5}) == 2000.0
-    assert beyond_usual_ms({"http gap": 0.4}, {"http gap": 0.5}) == 0.0
-    assert beyond_usual_ms({"grpc first": 0.9}, {"http gap": 0.5}) == 400.0
-    assert beyond_usual_ms({}, {}) == 0.0
+    assert told({"http gap": 2.5, "grpc first": 0.4}, {"http gap": 0.5}) == (2000.0, "http gap")
+    assert told({"http gap": 0.4}, {"http gap": 0.5}) == (0.0, "")
+    assert told({"grpc first": 0.9}, {"http gap": 0.5}) == (400.0, "grpc first")
+    assert told({}, {}) == (0.0, "")
 
 
 def test_a_stall_belongs_to_the_class_during_which_it_lasted() -> None:
@@ -71,6 +76,7 @@ def test_repeats_give_the_median_gap_the_smallest_stall_and_all_counts() -> None
             "longest_stall_ms": stall,
             "processor_ms": stall,
             "longest_gap_ms": gap,
+            "waited_for": f"gap of {gap}",
             "usual_gap_ms": 10.0,
             "leaked_bytes": leaked,
             "where": "f",
@@ -81,5 +87,6 @@ def test_repeats_give_the_median_gap_the_smallest_stall_and_all_counts() -> None
 
     all_ = summed_up([one(50.0, 900.0, 7), one(80.0, 20.0, 5), one(60.0, 30.0, 4)])
     assert (all_["longest_gap_ms"], all_["worst_gap_ms"]) == (30.0, 900.0)
+    assert all_["waited_for"] == "gap of 900.0"
     assert (all_["longest_stall_ms"], all_["leaked_bytes"], all_["usual_gap_ms"]) == (50.0, 4, 10.0)
     assert (all_["inputs"], all_["hung"], all_["statuses"], all_["faults"]) == (9, 3, {"400": 9}, ["a"])

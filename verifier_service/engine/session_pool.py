@@ -11,7 +11,7 @@ from outrider.lm.kv.blocks import BLOCK
 from outrider.wire.codec import CommittedCode
 from speculative.acceptance.path_match import Match
 from speculative.digest import RowDigest
-from speculative.errors import MalformedDraft
+from speculative.errors import DeadEnd, MalformedDraft
 from speculative.fragment import Fragment
 from speculative.observed import Observed
 from speculative.reading_order import reading_order
@@ -357,8 +357,12 @@ class SessionPool:
 
     def broken(self, session: Session, error: Exception, what: str = "") -> None:
         """Ends a session in which something went wrong."""
-        fields = session.key.fields
-        log.error("session %s failed", session.key, exc_info=error, extra={"fields": fields})
+        fields = {"fields": session.key.fields}
+        if isinstance(error, DeadEnd) and session in self:
+            log.info("session %s ended: %s", session.key, error, extra=fields)
+            self.end(session, FinishReason.ERROR, str(error), CommittedCode.DEAD_END)
+            return
+        log.error("session %s failed", session.key, exc_info=error, extra=fields)
         if session not in self:
             return
         self._totals.failed_sessions += 1

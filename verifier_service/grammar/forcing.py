@@ -9,52 +9,67 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from speculative.errors import EmptySupport
 from speculative.grammar import ForcedToken
 
 Allowed = Callable[[Sequence[int]], NDArray[np.bool_]]
 """Mask of the ids that may follow a path of drafted tokens; raises EmptySupport for none."""
+_MOST_ALLOWED = 512
+"""Where more ids are allowed, the text is free: forced text has no more beginnings than bytes."""
 
 
-def forced_tokens(allowed: Allowed, text: bytes, tokens: Sequence[bytes], most: int) -> list[ForcedToken]:
-    """A chain of tokens along the forced text, and the one id that may follow, where there is only one.
+def forced_tokens(allowed: Allowed, tokens: Sequence[bytes], most: int) -> list[ForcedToken]:
+    """A chain of at most `most` tokens along the forced text, and the id that may follow where there is one.
 
-    The chain ends with a token that reaches beyond the forced text: plain decoding might never look at what
-    follows there. Raises EmptySupport where no id may follow the committed ids.
+    The chain ends where the grammar leaves a choice of bytes, or allows nothing.
 
     Args:
-        text: the bytes that the grammar forces; may be empty, as before an end-of-sequence id.
+        allowed: of the session's grammar.
         tokens: bytes of each id.
-        most: the most tokens.
+        most: the most tokens; each costs a mask.
     """
     chain: list[ForcedToken] = []
     path: list[int] = []
     while len(chain) < most:
-        mask = allowed(path)
-        only = bool(np.count_nonzero(mask) == 1)
-        if not only and not text:
-            break
-        token = _pick(np.flatnonzero(mask).tolist(), text, tokens)
+        try:
+            mask = allowed(path)
+        except EmptySupport:
+            break  # the next round finds out, unless the request ends before
+        number = int(np.count_nonzero(mask))
+        token = _pick(np.flatnonzero(mask).tolist(), tokens) if number <= _MOST_ALLOWED else None
         if token is None:
             break
-        chain.append(ForcedToken(token, only))
+        chain.append(ForcedToken(token, number == 1))
         path.append(token)
-        written = tokens[token] if token < len(tokens) else b""
-        if not written or not text.startswith(written):
-            break
-        text = text[len(written) :]
+        if token >= len(tokens) or not tokens[token]:
+            break  # an end-of-sequence id
     return chain
 
 
-def _pick(ids: Sequence[int], text: bytes, tokens: Sequence[bytes]) -> int | None:
+def _pick(ids: Sequence[int], tokens: Sequence[bytes]) -> int | None:
     """The id that most likely writes the forced text, out of those that are allowed; None: no id does.
 
-    An id that reaches beyond the text is taken if all others write a part of what it writes. Of ids that
-    write the same the last is taken: vocabularies with fallbacks for single bytes have them in front.
+    The longest of which every other id writes a part, or which every other id begins with. Of ids that write
+    the same the last is taken: vocabularies with fallbacks for single bytes have them in front.
     """
     if len(ids) == 1:
         return ids[0]
-    longest = max(ids, key=lambda id_: (len(tokens[id_]), id_))
-    if all(tokens[longest].startswith(tokens[id_]) for id_ in ids):
-        return longest
-    within = [id_ for id_ in ids if tokens[id_] and text.startswith(tokens[id_])]
-    return max(within, key=lambda id_: (len(tokens[id_]), id_), default=None)
+    written = [tokens[id_] if id_ < len(tokens) else b"" for id_ in ids]
+    if not all(written) or len({text[0] for text in written}) > 1:
+        return None  # the text may end here, or go on with another byte
+    common = _common(written)
+    return max(
+        (id_ for id_, text in zip(ids, written, strict=True) if common.startswith(text)),
+        key=lambda id_: (len(tokens[id_]), id_),
+        default=None,
+    )
+
+
+def _common(written: Sequence[bytes]) -> bytes:
+    """The longest text along which no two of the texts differ."""
+    longest = max(written, key=len)
+    length = len(longest)
+    for text in written:
+        while not longest.startswith(text[:length]):
+            length -= 1
+    return longest[:length]

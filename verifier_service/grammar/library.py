@@ -13,7 +13,7 @@ from llguidance import LLMatcher, regex_to_lark
 from numpy.typing import NDArray
 
 from outrider.tokens import TokenTable
-from speculative.errors import EmptySupport, InvalidRequest
+from speculative.errors import DeadEnd, EmptySupport, InvalidRequest
 from speculative.grammar import ForcedToken, Grammar, GrammarKind
 from verifier_service.grammar.forcing import forced_tokens
 from verifier_service.grammar.trial import TRIED_ID, Vocabulary, matcher
@@ -146,7 +146,7 @@ class LibraryMatcher:
         """Masks of this round by drafted path: what is drafted along the forced text is sampled later."""
 
     def allowed(self, path: Sequence[int]) -> NDArray[np.bool_]:
-        """Which tokens the grammar allows after the drafted `path`: bool[V]. Raises EmptySupport for none."""
+        """Which tokens the grammar allows after the drafted `path`: bool[V]. Raises DeadEnd for none."""
         after = tuple(path)
         known_mask = self._masks.get(after)
         if known_mask is not None:
@@ -156,26 +156,23 @@ class LibraryMatcher:
         allowed = self._unpacked(mask)
         error = at.get_error()
         if error and "NoExtension" not in error:
-            raise EmptySupport(f"the grammar cannot go on: {readable(error)}")
+            raise DeadEnd(f"the grammar cannot go on: {readable(error)}")
         if error or not allowed.any():
-            raise EmptySupport("the grammar cannot go on with the ids that the target's tokenizer has")
+            raise DeadEnd("the grammar cannot go on with the ids that the target's tokenizer has")
         self._masks[after] = mask
         return allowed
 
     def forced(self, most: int) -> Sequence[ForcedToken]:
         """The forced text after the committed ids as at most `most` tokens; see `Matcher.forced`."""
-        # Of a copy: plain decoding does not ask for the text, so no error of that may stay.
-        text = self._committed.deep_copy().compute_ff_bytes()
-        try:
-            return forced_tokens(self.allowed, text, self._tokens, most)
-        except EmptySupport:
-            return ()  # the next round finds out, unless the request ends before
+        # Not by the library's own forced text: that is followed to its end, in a{100000} too, and uses up the
+        # states that the session's own text may need.
+        return forced_tokens(self.allowed, self._tokens, most)
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Moves over committed tokens. Raises EmptySupport where the grammar does not allow one of them."""
+        """Moves over committed tokens. Raises DeadEnd where the grammar does not allow one of them."""
         for token in tokens:
             if not self._committed.consume_token(token):
-                raise EmptySupport(f"the grammar has lost its place: {readable(self._committed.get_error())}")
+                raise DeadEnd(f"the grammar cannot go on: {readable(self._committed.get_error())}")
         self._drafted, self._path = self._committed, ()
         self._masks.clear()
 

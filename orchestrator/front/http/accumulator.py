@@ -10,10 +10,11 @@ from orchestrator.front.http.chat.plan import Thought
 from orchestrator.front.http.chat.reasoning_count import ReasoningCount
 from orchestrator.relay.delivery import Delivered, Delta, Event, Finished, PromptScored, Started
 from outrider.v1 import common_pb2
+from outrider.wire.codec import CommittedCode
 from outrider.wire.criteria import promise_from_wire
 from outrider.wire.names import PREDICTION
 from speculative.acceptance.criterion import Promise
-from speculative.errors import OutriderError, Unavailable
+from speculative.errors import InvalidRequest, OutriderError, Unavailable
 from speculative.stop import FinishReason
 
 TARGET = "target"
@@ -228,6 +229,8 @@ def _joined(pieces: Sequence[Piece]) -> Piece:
 
 def _reason(event: Finished) -> str:
     """OpenAI's finish reason. Raises the error that a reason stands for, where the choice failed."""
+    if event.reason is FinishReason.ERROR and event.code == CommittedCode.DEAD_END:
+        raise InvalidRequest(event.message)
     if event.reason is FinishReason.ERROR:
         raise OutriderError(event.message or "the request failed without a word")
     if event.reason is FinishReason.CANCELLED:

@@ -393,6 +393,31 @@ async def test_a_session_that_fails_ends_in_an_error(world: World, table: TokenT
 
 
 @pytest.mark.parametrize("stream", [False, True])
+async def test_a_grammar_that_leads_nowhere_is_the_clients_fault(
+    world: World, table: TokenTable, stream: bool
+) -> None:
+    from outrider.v1 import common_pb2, verifier_pb2
+    from outrider.wire.codec import CommittedCode
+
+    fault = verifier_pb2.Committed(
+        position=3,
+        finished=common_pb2.FINISH_REASON_ERROR,
+        message="the grammar cannot go on: too many states",
+        code=CommittedCode.DEAD_END,
+    )
+    async with asking(world, table, fault=fault) as (client, _, _):
+
+        async def ask() -> None:
+            answer = await client.completions.create(model="toy", prompt="abc", stream=stream)
+            async for _ in answer:
+                pass
+
+        with pytest.raises(openai.APIError, match="too many states") as refused:
+            await ask()
+    assert refused.value.type == "invalid_request_error"
+
+
+@pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_goes_away_cancels(world: World, table: TokenTable, stream: bool) -> None:
     async with asking(world, table, per_tick=0) as (client, verifier, front):
         asked = asyncio.create_task(

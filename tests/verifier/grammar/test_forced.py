@@ -85,17 +85,29 @@ def test_what_was_drafted_changes_no_mask(factory: MatcherFactory) -> None:
 def test_a_token_beyond_the_forced_text_is_taken_only_if_all_others_begin_it() -> None:
     tokens = [b"", b'"', b'":', b'",', b"ab", b"a"]
 
-    def drafted(text: bytes, *ids: int) -> list[tuple[int, bool]]:
+    def drafted(*ids: int) -> list[tuple[int, bool]]:
         mask = np.zeros(len(tokens), np.bool_)
         mask[list(ids)] = True
-        return [tuple(forced) for forced in forced_tokens(lambda _: mask, text, tokens, 1)]
+        return [tuple(forced) for forced in forced_tokens(lambda _: mask, tokens, 1)]
 
-    assert drafted(b'"', 1, 2) == [(2, False)]
-    assert drafted(b'"', 1, 2, 3) == [(1, False)]
-    assert drafted(b"a", 4) == [(4, True)]
-    assert drafted(b"ab", 4, 5) == [(4, False)]
-    assert drafted(b"", 4, 5) == []
-    assert drafted(b"a", 4, 3) == []
+    assert drafted(1, 2) == [(2, False)]
+    assert drafted(1, 2, 3) == [(1, False)]
+    assert drafted(4) == [(4, True)]
+    assert drafted(4, 5) == [(4, False)]
+    assert drafted(0, 5) == [], "the text may end here"
+    assert drafted(4, 3) == []
+    assert drafted(2, 3) == [], "both begin alike, and no token writes what they have in common"
+
+
+def test_a_long_forced_text_takes_no_states_that_plain_decoding_has(factory: MatcherFactory) -> None:
+    """Each of its bytes is a state of the lexer, and a session may have 50,000."""
+    endless = Grammar(GrammarKind.REGEX, "a{100000}")
+    drafted, plain = (factory.matcher(endless, ()) for _ in range(2))
+    for token in WORDS.encode("a" * 400):
+        assert len(drafted.forced(16)) == 16
+        assert (drafted.allowed(()) == plain.allowed(())).all()
+        drafted.commit([token])
+        plain.commit([token])
 
 
 def writer() -> NgramLM:

@@ -18,6 +18,7 @@ from ngram_lm import NgramLM
 from outrider.lm.runner import PackedLM
 from outrider.tokens import TokenTable
 from outrider.v1 import common_pb2
+from outrider.wire.codec import CommittedCode
 from speculative.params import SamplingParams
 from tests.conftest import tiny_tokenizer, writing_tokenizer
 from tests.in_time import in_time
@@ -251,6 +252,7 @@ async def test_a_dead_end_ends_its_session_where_plain_decoding_does_and_says_wh
         plain = await verifier.generate(PROMPT, **asked)
         assert (plain.ids[-1], plain.finished) == (brace, ERROR)
         assert "cannot go on with the ids that the target's tokenizer has" in plain.message
+        assert plain.code == CommittedCode.DEAD_END
         async with running(FakeSource(Oracle({PROMPT: [*plain.ids, five, five]}))) as source:
             drafted = await verifier.generate(PROMPT, sources=[("drafter", source.address)], **asked)
             assert (drafted.ids, drafted.message) == (plain.ids, plain.message)
@@ -258,6 +260,19 @@ async def test_a_dead_end_ends_its_session_where_plain_decoding_does_and_says_wh
             for sources in ([], [("drafter", source.address)]):
                 cut = await verifier.generate(PROMPT, stop=["{"], sources=sources, **asked)
                 assert (cut.ids, cut.finished) == (plain.ids, STOP)
+
+
+async def test_a_grammar_that_grows_too_large_ends_its_session_alone_and_is_the_clients_fault() -> None:
+    """It compiles, and takes more states than allowed only once text is matched."""
+    async with serving(writer()) as verifier:
+        ask = partial(verifier.generate, PROMPT, new=90)
+        grown, beside = await asyncio.gather(
+            ask(grammar=common_pb2.Grammar(regex="([a-z]{1,200}){1,200}[a-z]{20000}"), params=sampled()),
+            ask(grammar=GRAMMARS["regex"], params=sampled()),
+        )
+        assert (grown.finished, grown.code) == (ERROR, CommittedCode.DEAD_END)
+        assert re.search("the grammar cannot go on: .*too many", grown.message)
+        assert beside == await ask(grammar=GRAMMARS["regex"], params=sampled())
 
 
 async def test_what_else_a_request_may_ask_goes_with_a_grammar() -> None:
