@@ -1,7 +1,8 @@
 """Drafted nodes of a session, and the likeliest of them in order; knows nothing of how they arrived."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 from speculative.tree import EMPTY_TREE, ROOT, TokenTree
 
@@ -130,6 +131,35 @@ def best_chain(root: PoolNode, node_limit: int) -> RankedNodes:
         found.append(after)
         node = after
     return RankedNodes(root.hash, found)
+
+
+class Leaf(NamedTuple):
+    """A drafted node without children."""
+
+    survival: float
+    path: tuple[int, ...]
+    """Tokens from the child of the root down to the leaf."""
+    hash: int
+    """Hash of the prefix that the leaf completes."""
+
+
+def likely_leaves(root: PoolNode, most: int, least: float, without: Set[int]) -> list[Leaf]:
+    """The `most` leaves of the largest survival, at least `least`, that none of these sources had drafted."""
+    found: list[Leaf] = []
+    left: list[tuple[PoolNode, tuple[int, ...]]] = [
+        (node, (node.token,)) for node in root.children.values() if node.survival >= least
+    ]
+    while left:
+        node, path = left.pop()
+        if not node.children:
+            if without.isdisjoint(node.estimates):
+                found.append(Leaf(node.survival, path, node.hash))
+            continue
+        for child in node.children.values():
+            if child.survival >= least:
+                left.append((child, (*path, child.token)))
+    found.sort(key=lambda leaf: (-leaf.survival, leaf.hash))
+    return found[:most]
 
 
 def _tree_of(root_hash: int, ranked: Sequence[PoolNode]) -> TokenTree:

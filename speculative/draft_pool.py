@@ -13,11 +13,11 @@ they are, and the order in which fragments arrive does not matter.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Final
 
 from speculative.calibration import UNCALIBRATED, Calibrator
-from speculative.draft_nodes import PoolNode, RankedNodes, best_chain, rank_nodes
+from speculative.draft_nodes import Leaf, PoolNode, RankedNodes, best_chain, likely_leaves, rank_nodes
 from speculative.errors import MalformedDraft
 from speculative.fragment import Fragment, Offer, OfferTotals
 from speculative.hashing import extend, prefix_hashes
@@ -260,6 +260,12 @@ class DraftPool:
         if self._outdated:
             self._work_out_survivals()
         return best_chain(self._root, node_limit)
+
+    def leaves(self, most: int, least: float, without: Set[int]) -> list[Leaf]:
+        """The `most` likeliest leaves of at least `least` survival that none of these sources had drafted."""
+        if self._outdated:
+            self._work_out_survivals()
+        return likely_leaves(self._root, most, least, without)
 
     def best_tree(self, node_limit: int) -> TokenTree:
         """The tree of the `node_limit` nodes of the largest survival."""

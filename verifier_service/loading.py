@@ -188,7 +188,7 @@ def served_model(
         settings.node_limit,
         frozenset(target.eos_ids),
         settings.deterministic,
-        tuple(sorted({*PROPOSERS, *batched})),
+        tuple(sorted({*PROPOSERS, *settings.proposers, *batched})),
         settings.policy,
         0 if amateur is None else amateur.vocabulary_size,
         target.pool.chains_only,

@@ -10,7 +10,7 @@ from outrider.runtime.threads import Threads
 from outrider.wire.names import checked_source_name
 from speculative.errors import InvalidRequest
 from speculative.policies.names import checked_policy
-from verifier_service.proposers import BATCHED_PROPOSERS
+from verifier_service.proposers import BATCHED_PROPOSERS, LEAF_PROPOSERS
 from verifier_service.sessions.request import MAX_NODES
 
 
@@ -70,8 +70,8 @@ class VerifierSettings(ModelSettings):
     """How far sources inside the verifier draft where a request names no policy: NAME or NAME:NUMBER, as
     docs/drafter.md lists them. Empty: each source decides."""
     proposers: Names = ()
-    """Batched proposers to offer as further sources inside the verifier: bigram, jacobi, lookahead,
-    recycling."""
+    """Further sources to offer inside the verifier: bigram, jacobi, lookahead, lookup-below (looks up what
+    follows the leaves of other sources' drafts), recycling."""
     small_model: str = ""
     """Folder or id of a small model with the target's tokenizer. The model drafts inside the verifier,
     between the target's passes, as source small-model. Use it if a pass takes only a few milliseconds: the
@@ -142,10 +142,9 @@ class VerifierSettings(ModelSettings):
     @field_validator("proposers")
     @classmethod
     def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        if unknown := [name for name in names if name not in BATCHED_PROPOSERS]:
-            raise ValueError(
-                f"{unknown[0]!r} is not a batched proposer; choose from {', '.join(BATCHED_PROPOSERS)}"
-            )
+        known = sorted({*BATCHED_PROPOSERS, *LEAF_PROPOSERS})
+        if unknown := [name for name in names if name not in known]:
+            raise ValueError(f"{unknown[0]!r} is not a proposer of this list: {', '.join(known)}")
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"{twice[0]!r} is named twice; name each proposer once")
         return names

@@ -26,7 +26,7 @@ from speculative.noise import NoiseRows
 from speculative.params import SamplingParams
 from speculative.policies.policy import DraftPolicy
 from speculative.survival_curve import SurvivalCurve
-from speculative.tree import ROOT
+from speculative.tree import ROOT, TokenTree
 
 TICK_MS = 0.1
 """Milliseconds between two looks of a waiting verifier for drafts."""
@@ -140,7 +140,8 @@ class Simulation:
         self._session = drafting_session(
             follow, ids, drafter.open(limit), drafter.abilities, growth, policy, curves
         )
-        self._pool = DraftPool(prompt, epoch=1, vocabulary_size=width, limit=limit)
+        self.pool = self.pool_of(prompt, width, limit)
+        """The drafts of the request."""
         self._hashes = prefix_hashes(truth.ids)
         self._fragments: list[tuple[float, int, Fragment]] = []  # by arrival
         self._lengths: list[tuple[float, int]] = []  # (arrival at the drafter in ms, committed length)
@@ -150,13 +151,25 @@ class Simulation:
     def run(self) -> None:
         """Runs the request to its end and adds its counts to the tally."""
         verifier_ms = drafter_ms = 0.0
-        while self._pool.length < len(self._truth.ids):
+        while self.pool.length < len(self._truth.ids):
             if drafter_ms < verifier_ms:
                 drafter_ms = self._draft(drafter_ms, verifier_ms)
             else:
                 verifier_ms = self._verify(verifier_ms)
         self._drafter.close(self._session.cache)
         self._tally.ms += verifier_ms
+
+    def pool_of(self, prompt: Sequence[int], width: int, limit: int) -> DraftPool:
+        """The pool of the request's drafts."""
+        return DraftPool(prompt, epoch=1, vocabulary_size=width, limit=limit)
+
+    def tree(self, scene: Scene) -> TokenTree:
+        """The drafted nodes that a round verifies."""
+        rank = self.pool.rank_chain if scene.chains else self.pool.rank
+        return rank(scene.node_limit).tree(scene.node_limit)
+
+    def verified(self, tree: TokenTree, tokens: Sequence[int]) -> None:
+        """Notes a round that is about to commit these tokens."""
 
     def _draft(self, now: float, until: float) -> float:
         while self._lengths and self._lengths[0][0] <= now:
@@ -180,18 +193,18 @@ class Simulation:
 
     def _verify(self, now: float) -> float:
         while self._fragments and self._fragments[0][0] <= now:
-            self._pool.offer(heapq.heappop(self._fragments)[2])
-        rank = self._pool.rank_chain if self._scene.chains else self._pool.rank
-        tree = rank(self._scene.node_limit).tree(self._scene.node_limit)
-        if not len(tree) and self._waited < self._scene.patience:
+            self.pool.offer(heapq.heappop(self._fragments)[2])
+        if self.pool.is_bare and self._waited < self._scene.patience:
             self._waited += TICK_MS
             return now + TICK_MS
         self._waited = 0.0
-        ids, before = self._truth.ids, self._pool.length
+        tree = self.tree(self._scene)
+        ids, before = self._truth.ids, self.pool.length
         node, length = ROOT, before
         while length < len(ids) - 1 and (child := tree.children(node).get(ids[length])) is not None:
             node, length = child, length + 1
-        self._pool.commit(ids[before : length + 1])
+        self.verified(tree, ids[before : length + 1])
+        self.pool.commit(ids[before : length + 1])
         tally = self._tally
         tally.tokens += length + 1 - before
         tally.rounds += 1

@@ -13,6 +13,8 @@ REFERENCES = "references"
 """Name of the source inside verifiers that copies from the texts that come with the request."""
 GRAMMAR = "grammar"
 """Name of the source inside verifiers that drafts what the request's grammar forces."""
+LOOKUP_BELOW = "lookup-below"
+"""Name of the source inside verifiers that looks up what follows the leaves of other sources' drafts."""
 MAX_REFERENCES = 16
 """The most references of a request."""
 EDGE = "edge"

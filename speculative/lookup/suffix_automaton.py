@@ -5,7 +5,7 @@ text's state is the longest suffix with an earlier occurrence, so the append alr
 nothing of prompts, outputs or other sessions.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 _ROOT = 0
@@ -75,12 +75,35 @@ class SuffixAutomaton:
         match_length = self.match_length
         if match_length == 0 or count <= 0:
             return Copied((), match_length)
-        start = self._match_end + 1
-        copied = self._text[start : start + count]
-        period = len(self._text) - start
+        return Copied(self._copied((), self._match_end + 1, count), match_length)
+
+    def draft_below(self, path: Sequence[int], count: int) -> Copied:
+        """Up to `count` tokens that would follow the text if it went on with `path`; changes nothing.
+
+        They followed an earlier occurrence of the longest suffix of both together; if the suffix occurs more
+        than once, not always the latest one. Takes time in proportion to `path` and `count`.
+        """
+        nexts, links, state, length = self._next, self._links, self._last, len(self._text)
+        for token in path:
+            while state != _ROOT and token not in nexts[state]:
+                state = links[state]
+                length = self._lengths[state]
+            if token in nexts[state]:
+                state, length = nexts[state][token], length + 1
+        if state == _ROOT or count <= 0:
+            return Copied((), length)
+        return Copied(self._copied(path, self._latest[state] + 1, count), length)
+
+    def _copied(self, path: Sequence[int], start: int, count: int) -> tuple[int, ...]:
+        """`count` tokens from this place of the text on; what lies past its end is `path`, then the copy."""
+        text = self._text
+        copied = text[start : start + count]
+        if len(copied) < count:
+            copied += path[: count - len(copied)]
+        period = len(text) + len(path) - start
         while len(copied) < count:
             copied.append(copied[-period])
-        return Copied(tuple(copied), match_length)
+        return tuple(copied)
 
     def _reached_by(self, above: int, token: int) -> int:
         """The state of exactly the strings of state `above` extended by `token`, split off where needed."""

@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speculative.lookup import survival
+from speculative.lookup.session_text import SessionText
 from speculative.lookup.suffix_automaton import SuffixAutomaton
 
 
@@ -61,6 +62,64 @@ def test_a_draft_is_what_followed_the_longest_repeated_suffix(text: list[int], c
         assert copied.tokens in continuations(text, copied.match_length, count)
     else:
         assert copied.tokens == ()
+
+
+def longest_known_suffix(text: list[int], path: list[int]) -> int:
+    """Length of the longest suffix of text and path that occurs in the text, by looking everywhere."""
+    whole = text + path
+    for size in range(len(whole), 0, -1):
+        if any(text[at : at + size] == whole[-size:] for at in range(len(text) - size + 1)):
+            return size
+    return 0
+
+
+@given(
+    text=st.lists(st.integers(0, 2), max_size=30),
+    path=st.lists(st.integers(0, 3), min_size=1, max_size=6),
+    count=st.integers(1, 8),
+)
+def test_below_a_path_it_drafts_what_followed_the_longest_suffix_of_both_and_changes_nothing(
+    text: list[int], path: list[int], count: int
+) -> None:
+    lookup = SuffixAutomaton(text)
+    before = lookup.draft(8)
+    copied = lookup.draft_below(path, count)
+    assert copied.match_length == longest_known_suffix(text, path)
+    if copied.match_length:
+        whole = text + path
+        found = {
+            ends
+            for end in range(copied.match_length, len(text) + 1)
+            if text[end - copied.match_length : end] == whole[len(whole) - copied.match_length :]
+            for ends in [drafted_on(whole, end, count)]
+        }
+        assert copied.tokens in found
+    else:
+        assert copied.tokens == ()
+    assert lookup.draft(8) == before
+    assert len(lookup) == len(text)
+
+
+def test_no_token_below_a_path_is_drafted_where_none_is_wanted() -> None:
+    assert SuffixAutomaton([1, 2, 1]).draft_below([2], 0).tokens == ()
+
+
+def drafted_on(whole: list[int], start: int, count: int) -> tuple[int, ...]:
+    """`count` ids behind `whole`, copied from this place of it on, periods drafted on."""
+    copied = list(whole)
+    for at in range(start, start + count):
+        copied.append(copied[at])
+    return tuple(copied[len(whole) :])
+
+
+def test_proposers_that_share_a_text_add_each_id_once() -> None:
+    text = SessionText()
+    assert text.take(0, [1, 2, 3]) == 3
+    assert text.take(0, [1, 2]) == 2
+    assert text.take(2, [3, 1, 2]) == 5
+    assert text.take(3, [1, 2]) == 5
+    assert len(text.index) == 5
+    assert text.index.draft(1).tokens == (3,)
 
 
 def test_building_at_once_and_id_by_id_are_the_same() -> None:

@@ -336,6 +336,8 @@ class EngineCore:
             if not size or session not in self.kv:
                 continue
             with self.sessions.guarded(session):
+                if plan.drafts:
+                    self.sessions.prepare_below(session, size)
                 nodes = session.ranking(size).survivals if plan.drafts else []
                 scouts.append(session.scout_worths(size) if plan.drafts else [])
                 rankings.append(nodes)

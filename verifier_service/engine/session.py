@@ -15,7 +15,7 @@ from speculative.acceptance.path_match import Match, path_match
 from speculative.choice import ChoiceCounts
 from speculative.digest import RowAsk, RowDigest
 from speculative.draft import Draft, check_nodes
-from speculative.draft_nodes import NO_NODES, RankedNodes
+from speculative.draft_nodes import NO_NODES, Leaf, RankedNodes
 from speculative.draft_pool import DraftPool
 from speculative.errors import EmptySupport, MalformedDraft
 from speculative.fragment import Fragment, Offer
@@ -182,13 +182,23 @@ class Session:
         proposals = self.sources.proposals(self.ids, self.cached + rows, self.node_limit)
         return [self.propose(source_index, found) for source_index, found in proposals]
 
-    def propose(self, source_index: int, draft: Draft) -> tuple[Fragment, Offer]:
-        """Merges a proposer's draft below the last committed token. Raises MalformedDraft."""
+    def prepare_below(self) -> list[tuple[Fragment, Offer]]:
+        """Lets what is drafted be continued below its leaves; returns what each source offered."""
+        if not isinstance(self._pool, DraftPool):
+            return []
+        proposals = list(self.sources.proposals_below(self.ids, self._pool, self.node_limit))
+        return [self.propose(source_index, found, leaf) for source_index, leaf, found in proposals]
+
+    def propose(self, source_index: int, draft: Draft, leaf: Leaf | None = None) -> tuple[Fragment, Offer]:
+        """Merges a proposer's draft below a drafted leaf, or below the last committed token without one.
+
+        Raises MalformedDraft.
+        """
         fragment = Fragment(
             source=source_index,
             epoch=self._epoch,
-            base=len(self.ids),
-            prefix_hash=self.prefix_hash,
+            base=len(self.ids) + (0 if leaf is None else len(leaf.path)),
+            prefix_hash=self.prefix_hash if leaf is None else leaf.hash,
             tokens=draft.tokens,
             parents=draft.parents,
             survival=draft.survival,

@@ -12,7 +12,7 @@ from outrider.wire.codec import CommittedCode
 from speculative.acceptance.path_match import Match
 from speculative.digest import RowDigest
 from speculative.errors import DeadEnd, MalformedDraft
-from speculative.fragment import Fragment
+from speculative.fragment import Fragment, Offer
 from speculative.observed import Observed
 from speculative.reading_order import reading_order
 from speculative.stop import FinishReason
@@ -237,7 +237,15 @@ class SessionPool:
 
     def prepare(self, session: Session, rows: int) -> None:
         """Lets the session's proposers draft for a step of `rows` uncomputed ids."""
-        for fragment, offer in session.prepare(rows):
+        self._count(session, session.prepare(rows))
+
+    def prepare_below(self, session: Session, rows: int) -> None:
+        """Lets the drafts of a session be continued for a step of `rows` uncomputed ids."""
+        if rows == session.uncomputed:
+            self._count(session, session.prepare_below())
+
+    def _count(self, session: Session, offered: Sequence[tuple[Fragment, Offer]]) -> None:
+        for fragment, offer in offered:
             self._counts[session.name_of(fragment.source)].offer(len(fragment), offer)
 
     def match_all(self, parts: Sequence[Part], outcome: PassOutcome) -> list[Matched]:

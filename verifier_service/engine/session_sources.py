@@ -6,14 +6,18 @@ Pure: knows the session's drafts and rounds, but neither its model nor how draft
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from outrider.wire.names import LOOKUP_BELOW
 from speculative.calibration import SessionCalibrator
 from speculative.draft import Draft
+from speculative.draft_nodes import Leaf
+from speculative.draft_pool import DraftPool
 from speculative.grammar import Matcher
 from speculative.marginal import DraftedPlace, Order, SourceGain, credited
 from speculative.policies.local import LocalDrafts
 from verifier_service.engine.source_policy import DraftWaits, Reputations, SourceLatency
 from verifier_service.observe.round_log import SourceState
-from verifier_service.proposers import PROPOSERS, ActiveProposer, ProposerInit, make_proposer
+from verifier_service.proposers import LEAF_PROPOSERS, PROPOSERS, ActiveProposer, ProposerInit, make_proposer
+from verifier_service.proposers.lookup import LeafDrafts
 from verifier_service.remote_sources.source_presence import SourcePresence
 from verifier_service.remote_sources.sources_at_address import SourcesAtAddress
 from verifier_service.sessions.request import SessionRequest, SourceSet
@@ -21,6 +25,7 @@ from verifier_service.sessions.request import SessionRequest, SourceSet
 _WEIGHT = 0.1
 """Weight of one round in the running mean of a session's tokens per round."""
 _LAST: Order = (3, 0, 0)
+_BELOW: Order = (4, 0, 0)
 
 
 class RoundScore(NamedTuple):
@@ -54,6 +59,7 @@ class SessionSources:
         """Calibrates what each source says of its drafts."""
         self.waits = DraftWaits()
         """How long rounds wait for the drafts of sources that asked for waiting."""
+        self._request = request
         self._params = request.params
         self._policy = request.policy
         self._local: dict[int, LocalDrafts] = {}
@@ -66,6 +72,10 @@ class SessionSources:
             request.prompt_length, request.prediction, request.references, grammar
         )
         self._proposers: list[ActiveProposer] = []
+        self._below: LeafDrafts | None = None
+        """Drafts below the leaves of other sources' drafts; None: the session does not name the source."""
+        self._own_text: frozenset[int] = frozenset()
+        """Source indices of the lookups in the session's own text."""
         self._active: frozenset[int] = frozenset()
         self._muted: set[int] = set()
         self._addresses: list[SourcesAtAddress] = []
@@ -88,14 +98,15 @@ class SessionSources:
         self._gains = {index: reputation.gain for index, reputation in enumerate(reputations, start=1)}
         self._active = sources.proposers | sources.remote
         inside = {sources.names[index - 1]: index for index in sources.proposers}
-        self.batched = {name: index for name, index in inside.items() if name not in PROPOSERS}
+        self.batched = {
+            name: index for name, index in inside.items() if name not in {*PROPOSERS, *LEAF_PROPOSERS}
+        }
+        self._use_below(inside)
         known = {active.source_index: active for active in self._proposers}
         self._proposers = [
-            known.get(source_index)
-            or ActiveProposer(
-                source_index, make_proposer(sources.names[source_index - 1], self._proposer_init)
-            )
-            for source_index in sorted(sources.proposers - set(self.batched.values()))
+            known.get(source_index) or ActiveProposer(source_index, make_proposer(name, self._proposer_init))
+            for name, source_index in sorted(inside.items(), key=lambda each: each[1])
+            if name in PROPOSERS
         ]
         self._local = {
             source_index: cuts
@@ -122,11 +133,12 @@ class SessionSources:
         )
 
     def states(self, sessions: int) -> tuple[SourceState, ...]:
-        """How each remote source stands, in steps of `sessions` sessions."""
+        """How each source that may rest stands, in steps of `sessions` sessions."""
+        below = () if self._below is None else (self._below.state,)
         if not self._addresses:
-            return ()
+            return below
         found = [address.states(sessions, paused=self._pauses(address)) for address in self._addresses]
-        return tuple([state for states in found for state in states])
+        return tuple([*below, *[state for states in found for state in states]])
 
     @property
     def uses(self) -> list[tuple[SourcePresence, bool]]:
@@ -179,6 +191,16 @@ class SessionSources:
                 continue
             if (kept := self.cut(active.source_index, found)) is not None:
                 yield active.source_index, kept
+
+    def proposals_below(
+        self, ids: Sequence[int], pool: DraftPool, node_limit: int
+    ) -> Iterator[tuple[int, Leaf, Draft]]:
+        """Yields drafts below the likeliest drafted leaves, each with its source index and its leaf."""
+        if self._below is None or not pool.drafted:
+            return
+        for leaf, found in self._below.propose(ids, pool, self._own_text, node_limit):
+            if (kept := self.cut(self._below.source_index, found)) is not None:
+                yield self._below.source_index, leaf, kept
 
     def cut(self, source_index: int, draft: Draft) -> Draft | None:
         """What the session's policy leaves of a draft made inside this worker; None: nothing."""
@@ -237,8 +259,22 @@ class SessionSources:
                 price=address.price(batch),
                 right=any([self._gains[index].often_right for index in address.indices]),
             )
+        if (below := self._below) is not None:
+            gain = self._gains[below.source_index]
+            # Such a token only lengthens a round whose drafts were right so far: it saves a part of a round.
+            saved = own.get(below.source_index, 0) * gain.net(row) / self._tokens
+            below.committed(saved, spared=spared, batch=batch, step=step, right=gain.often_right)
         heard.clear()
         return own
+
+    def _use_below(self, inside: dict[str, int]) -> None:
+        """Sets what drafts below leaves, given the sources in use inside this worker."""
+        self._own_text = frozenset([index for name, index in inside.items() if name == "lookup"])
+        source_index = inside.get(LOOKUP_BELOW)
+        if source_index is None:
+            self._below = None
+        elif self._below is None:
+            self._below = LeafDrafts(source_index, self._proposer_init, self._request, self._reputations)
 
     def _grouped(self, sources: SourceSet, listening: frozenset[int]) -> list[SourcesAtAddress]:
         """The sources by address; an address that the session used before goes on where it was."""
@@ -291,12 +327,15 @@ class SessionSources:
 
         What a proposer inside the worker finds costs nothing, so it comes first. Then come remote sources,
         the best first. Behind them come those that are tried after a rest: they have to add to what is there,
-        or two equal sources would take turns at resting. Batched proposers come last: they draft only to add.
+        or two equal sources would take turns at resting. Batched proposers come behind: they draft only to
+        add. What continues other sources' drafts comes last: without them there would be nothing to continue.
         """
         order = {active.source_index: (0, 0, 0) for active in self._proposers}
         for source_index, address in self._at.items():
             on_trial = address.throttle.on_trial
             order[source_index] = (1 + on_trial, -self._gains[source_index].grade, source_index)
+        if self._below is not None:
+            order[self._below.source_index] = _BELOW
         return order
 
     def published(self, now_ms: float, bare: bool) -> None:

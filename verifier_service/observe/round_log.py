@@ -88,7 +88,7 @@ class RoundTree(NamedTuple):
 
 
 class SourceState(NamedTuple):
-    """Whether a source outside the worker was sent a round, and what was measured of it."""
+    """Whether a source that may rest was sent a round or drafted for it, and what was measured of it."""
 
     source: int
     """The source's index in the session."""

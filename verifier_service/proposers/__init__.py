@@ -4,13 +4,14 @@ A proposer drafts for one session from its tokens alone; it knows neither the ta
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from outrider.wire.names import GRAMMAR, PREDICTION, REFERENCES
+from outrider.wire.names import GRAMMAR, LOOKUP_BELOW, PREDICTION, REFERENCES
 from speculative.draft import Draft
 from speculative.grammar import Matcher
 from speculative.implementations import load_implementation
+from speculative.lookup.session_text import SessionText
 
 PROPOSERS = {
     GRAMMAR: "verifier_service.proposers.forced:ForcedProposer",
@@ -19,6 +20,8 @@ PROPOSERS = {
     REFERENCES: "verifier_service.proposers.prediction:ReferencesProposer",
 }
 """Source name to "module:class" of a Proposer, which is constructed from a `ProposerInit`."""
+LEAF_PROPOSERS = {LOOKUP_BELOW: "verifier_service.proposers.lookup:LookupBelow"}
+"""Source name to "module:class" of a LeafProposer, which is constructed from a `ProposerInit`."""
 BATCHED_PROPOSERS = {
     "bigram": "verifier_service.proposers.bigram:plan",
     "jacobi": "verifier_service.proposers.jacobi:plan",
@@ -40,6 +43,8 @@ class ProposerInit:
     """Token ids of texts that the answer may copy from, text by text."""
     grammar: Matcher | None = None
     """The grammar of the answer, after the committed tokens; None: any text."""
+    text: SessionText = field(default_factory=SessionText)
+    """The session's own text, which its proposers share."""
 
 
 class Proposer(Protocol):
@@ -50,6 +55,16 @@ class Proposer(Protocol):
 
     def propose(self, node_limit: int) -> Draft | None:
         """A draft of at most `node_limit` nodes that may follow the last token, or None."""
+
+
+class LeafProposer(Protocol):
+    """Drafts below what other sources have drafted. As a Proposer, it has to take microseconds."""
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """As a Proposer's."""
+
+    def propose_below(self, path: Sequence[int], most: int) -> Draft | None:
+        """A draft of at most `most` nodes that may follow the session's text and this path, or None."""
 
 
 @dataclass(slots=True)
@@ -66,4 +81,10 @@ class ActiveProposer:
 def make_proposer(name: str, init: ProposerInit) -> Proposer:
     """Constructs the proposer of the table that has this name. Raises KeyError for an unknown name."""
     proposer: Proposer = load_implementation(PROPOSERS, name)(init)
+    return proposer
+
+
+def make_leaf_proposer(name: str, init: ProposerInit) -> LeafProposer:
+    """Constructs the leaf proposer of the table that has this name. Raises KeyError for an unknown name."""
+    proposer: LeafProposer = load_implementation(LEAF_PROPOSERS, name)(init)
     return proposer

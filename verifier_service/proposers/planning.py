@@ -7,7 +7,7 @@ from outrider.lm.heads.config import HeadConfig
 from outrider.lm.heads.published import head_class
 from speculative.errors import InvalidRequest
 from speculative.implementations import load_implementation
-from verifier_service.proposers import BATCHED_PROPOSERS, PROPOSERS
+from verifier_service.proposers import BATCHED_PROPOSERS, LEAF_PROPOSERS, PROPOSERS
 from verifier_service.proposers.batched import ProposerConfig, ProposerPlan
 from verifier_service.settings import VerifierSettings, named_head
 
@@ -35,7 +35,7 @@ def plan_proposers(settings: VerifierSettings) -> dict[str, ProposerPlan]:
     """
     plans: dict[str, ProposerPlan] = {}
     for table, config in _configured(settings):
-        if config.name in plans or config.name in PROPOSERS:
+        if config.name in plans or config.name in {*PROPOSERS, *LEAF_PROPOSERS}:
             raise InvalidRequest(
                 f"two sources are called {config.name!r}; rename the head: NAME={config.checkpoint}"
             )
@@ -47,6 +47,8 @@ def _configured(settings: VerifierSettings) -> Iterable[tuple[tuple[dict[str, st
     """Each proposer's configuration, with the table that lists the proposer and its name in the table."""
     model, ranks = settings.model, settings.ranks
     for name in settings.proposers:
+        if name in LEAF_PROPOSERS:
+            continue  # each session has its own
         yield (BATCHED_PROPOSERS, name), ProposerConfig(name, model, ranks=ranks)
     if settings.small_model:
         yield (

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from outrider.wire.names import TARGET
+from outrider.wire.names import LOOKUP_BELOW, TARGET
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,6 +16,8 @@ STYLES = {
     "corpus": "bold yellow",
     "past": "bold magenta",
 }
+_ALIKE = {LOOKUP_BELOW: "lookup"}
+"""Sources in the colour of another one."""
 _OTHER = "magenta"
 """Style of sources without a style of their own."""
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
@@ -32,7 +34,7 @@ def print_legend(console: "Console") -> None:
 def print_from(console: "Console", text: str, source: str) -> None:
     """Prints a piece of an answer in its source's colour; control characters are replaced."""
     shown = "".join(c if c.isprintable() or c in "\n\t" else _UNFINISHED for c in text)
-    console.out(shown, style=STYLES.get(source, _OTHER), end="", highlight=False)
+    console.out(shown, style=STYLES.get(_ALIKE.get(source, source), _OTHER), end="", highlight=False)
 
 
 def texts_by_source(
