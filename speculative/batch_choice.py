@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from speculative.choice import Cuts, best_of
 from speculative.digest import HostDigest, Row, weak_floors
 from speculative.history import History
-from speculative.noise import LEADS, Floats, Ids, PositionNoise, lead_bounds
+from speculative.noise import LEADS, LEAST_STRONG, Floats, Ids, PositionNoise, lead_bounds
 from speculative.params import SamplingParams
 from speculative.processed_digest import ProcessedDigest
 from speculative.sampling import Mask
@@ -26,8 +26,6 @@ _STACKED = 16_384
 """Largest width of rows that are sampled together: copying wider rows side by side takes too long."""
 _FEWEST = 3
 """Least number of rows for which sampling together is quicker in NumPy than row by row."""
-_STRONG = LEADS - LEADS // 32
-"""Least lead of strong noise in rows that are sampled together."""
 
 
 class RowChoice(NamedTuple):
@@ -141,7 +139,7 @@ class _Rows:
 
     def _strong(self) -> _Contenders:
         """The ids of strong noise, and those that processing changes."""
-        strong = np.flatnonzero(self._drawn >= _STRONG)
+        strong = np.flatnonzero(self._drawn >= LEAST_STRONG)
         found = self._contenders(*np.divmod(strong, self._logits.shape[1]))
         for at, row in self._processed.items():
             if row.live is not None:
@@ -151,7 +149,7 @@ class _Rows:
 
     def _weak(self) -> _Contenders | None:
         """Ids without strong noise whose logits suffice; None where no row has such an id."""
-        floors = weak_floors(self._least, self._temperatures, float(lead_bounds()[1][_STRONG - 1]))
+        floors = weak_floors(self._least, self._temperatures, float(lead_bounds()[1][LEAST_STRONG - 1]))
         rows = np.flatnonzero(floors <= self._highest)
         if not len(rows):
             return None
@@ -159,7 +157,7 @@ class _Rows:
         reach = (self._logits if whole else self._logits[rows]) >= floors[rows, None]
         owners, ids = np.divmod(np.flatnonzero(reach), self._logits.shape[1])
         owners = rows[owners]
-        weak = self._drawn[owners, ids] < _STRONG
+        weak = self._drawn[owners, ids] < LEAST_STRONG
         return self._contenders(owners[weak], ids[weak])
 
     def _contenders(self, owners: Ids, ids: Ids) -> _Contenders:

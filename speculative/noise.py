@@ -34,6 +34,8 @@ DRAFT_DOMAIN = 0x6472616674000001
 """Second key word of `draft_word` ("draft", version 1)."""
 LEADS = 1 << 16
 """Number of values that a lead can have."""
+LEAST_STRONG = LEADS - LEADS // 32
+"""Least lead of strong noise in rows whose tokens are chosen together, however small the vocabulary."""
 
 _TAIL_BITS = 36
 _TAILS = 1 << 128

@@ -24,7 +24,7 @@ from speculative.batch_choice import RowChoice
 from speculative.choice import choose_token
 from speculative.digest import HostDigest, relative_error
 from speculative.history import History
-from speculative.noise import LEADS, PositionNoise, lead_bounds, leads, strong_lead
+from speculative.noise import LEAST_STRONG, PositionNoise, lead_bounds, leads, strong_lead
 from speculative.params import SamplingParams
 from speculative.sampling import holds_back, masked
 from speculative.sampling_kernel import current_kernel, use_kernel
@@ -40,7 +40,6 @@ _INCLUDED = Path(__file__).with_name("row_processing.hpp")
 # A fused product and sum has other bits than the rule's two operations.
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-psabi")
 _ROW = struct.Struct("<qqqqQQ15q4dq3dq")
-_LEAST_STRONG = LEADS - LEADS // 32
 _LIMITS = BuildLimits(seconds=120.0, megabytes=256)
 
 
@@ -250,4 +249,4 @@ def _held(stop_ids: tuple[int, ...]) -> "array[int]":
 @lru_cache(maxsize=64)
 def _of_width(width: int) -> tuple[float, int]:
     """The most by which a sum over a row errs, as a share, and the least lead of strong noise."""
-    return relative_error(width), max(strong_lead(width), _LEAST_STRONG)
+    return relative_error(width), max(strong_lead(width), LEAST_STRONG)
