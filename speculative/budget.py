@@ -9,6 +9,7 @@ noise, whatever was drafted. Pure: knows nothing of time or of trees.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +35,7 @@ def allot(
         costs: the step's cost in ms, above 0, by how many nodes the step has: of none, of one, up to all.
         least_gain: share by which nodes have to raise the tokens per millisecond above those without nodes.
     """
-    pooled = np.array([survival for nodes in survivals for survival in nodes], dtype=np.float64)
+    pooled = np.fromiter(chain.from_iterable(survivals), np.float64, sum(map(len, survivals)))
     # A stable sort: of equal survivals, those of the first session come first.
     order = np.argsort(-pooled, kind="stable")[: np.count_nonzero(pooled > 0)]
     expected = np.cumsum(np.concatenate(([float(committing)], pooled[order])))

@@ -12,17 +12,18 @@ class PoolNode:
 
     __slots__ = (
         "children",
+        "drafters",
         "estimates",
         "given_parent",
         "hash",
         "parent_hash",
         "position",
-        "source",
+        "sources",
         "survival",
         "token",
     )
 
-    def __init__(self, token: int, position: int, hash_: int, parent_hash: int, source: int) -> None:
+    def __init__(self, token: int, position: int, hash_: int, parent_hash: int) -> None:
         self.token = token
         self.position = position
         self.hash = hash_
@@ -32,16 +33,22 @@ class PoolNode:
         """Calibrated probability of acceptance given the parent: the largest over the node's sources."""
         self.survival = 1.0
         """Calibrated probability that the path from the pool's root is accepted, once the pool has set it."""
-        self.source = source
-        """Index of the source that offered the node first; an accepted token counts for this source."""
+        self.sources: tuple[int, ...] = ()
+        """Source indices in the order of their offers; an accepted token counts for the first one."""
         self.estimates: dict[int, float] = {}
         """Each source's own estimate of acceptance given the parent, by source index."""
         self.children: dict[int, PoolNode] = {}
         """Child nodes by token id."""
+        self.drafters: tuple[int, ...] = ()
+        """Source indices of the sources that have drafted any child, in the order of their first offers."""
 
     def estimated(self, source: int, estimate: float, worth: float) -> bool:
         """Records a source's estimate and its calibrated worth; returns whether `given_parent` rose."""
-        self.estimates[source] = max(estimate, self.estimates.get(source, 0.0))
+        if source in self.estimates:
+            self.estimates[source] = max(estimate, self.estimates[source])
+        else:
+            self.estimates[source] = estimate
+            self.sources += (source,)
         if worth <= self.given_parent:
             return False
         self.given_parent = worth
@@ -72,9 +79,12 @@ class RankedNodes:
         nodes = self._nodes[:count]
         return _tree_of(self._root_hash, nodes) if nodes else EMPTY_TREE
 
-    def sources(self, count: int) -> list[tuple[int, ...]]:
-        """The source indices of each of the first `count` nodes, in the order of their offers."""
-        return [tuple(node.estimates) for node in self._nodes[:count]]
+    def sources(self, count: int) -> dict[tuple[int, ...], int]:
+        """The number of nodes among the first `count` by their source indices, in the order of the offers."""
+        found: dict[tuple[int, ...], int] = {}
+        for node in self._nodes[:count]:
+            found[node.sources] = found.get(node.sources, 0) + 1
+        return found
 
 
 NO_NODES = RankedNodes(0, ())
@@ -192,6 +202,6 @@ def _tree_of(root_hash: int, ranked: Sequence[PoolNode]) -> TokenTree:
         tuple([node.token for node in ordered]),
         tuple(parents),
         tuple([node.survival for node in ordered]),
-        tuple([node.source for node in ordered]),
+        tuple([node.sources[0] for node in ordered]),
         children,
     )

@@ -122,7 +122,7 @@ class DraftPool:
         self._ids = array("q", ids)
         self._hashes = array("Q", prefix_hashes(ids).tobytes())
         self._calibrator = calibrator
-        self._root = PoolNode(ROOT, len(self._ids) - 1, self._hashes[-1], 0, 0)
+        self._root = PoolNode(ROOT, len(self._ids) - 1, self._hashes[-1], 0)
         self._by_hash: dict[int, PoolNode] = {}
         """All drafted nodes; they lie below the root."""
         self._outdated = False
@@ -130,6 +130,8 @@ class DraftPool:
         self._held: dict[int, int] = {}
         self._late: set[tuple[int, int]] = set()
         """Hash and source of the nodes that were drafted since the last ranking."""
+        self._late_below: set[tuple[int, int]] = set()
+        """Hash of a node, and a source that has drafted children of it since the last ranking only."""
         self._unanchored = UnanchoredFragments(unanchored_cap)
         self._ready: list[Fragment] = []
 
@@ -190,22 +192,17 @@ class DraftPool:
         the last ranking were too late for the pass that chose the tokens, and are left out.
         """
         found: list[DraftedPlace] = []
-        late, children = self._late, self._root.children
+        node = self._root
         for token in tokens:
-            drafted = {
-                source
-                for node in children.values()
-                for source in node.estimates
-                if (node.hash, source) not in late
-            }
+            drafted = _without(self._late_below, node.hash, node.drafters)
             if not drafted:
                 break
-            node = children.get(token)
-            sources = () if node is None else tuple(s for s in node.estimates if (node.hash, s) not in late)
-            found.append(DraftedPlace(frozenset(drafted), sources))
-            if node is None:
+            child = node.children.get(token)
+            right = () if child is None else _without(self._late, child.hash, child.sources)
+            found.append(DraftedPlace(frozenset(drafted), right))
+            if child is None:
                 break
-            children = node.children
+            node = child
         return found
 
     def commit(self, tokens: Sequence[int]) -> int:
@@ -214,21 +211,19 @@ class DraftPool:
         Dropped are drafted nodes off the path and nodes of unanchored fragments that turn out stale.
         """
         stale_before = self.totals.stale
-        self._late.clear()
-        path = self._path(tokens)
-        off_path: list[PoolNode] = []
+        self._none_is_late()
+        path, before = self._path(tokens), self._root
         for depth, token in enumerate(tokens):
-            children, root = self._root.children, self._root
-            if children:
-                self._calibrator.followed(children, token)
+            root = self._root
+            if root.children:
+                self._calibrator.followed(root.children, token)
             if depth < len(path):
                 self._root = path[depth]
-                off_path += [node for node in children.values() if node is not self._root]
             else:
-                self._root = PoolNode(token, len(self._ids), extend(root.hash, token), root.hash, 0)
+                self._root = PoolNode(token, len(self._ids), extend(root.hash, token), root.hash)
             self._ids.append(token)
             self._hashes.append(self._root.hash)
-        outrun = self._forget(off_path, path) if len(path) == len(tokens) else self._forget_all(path)
+        outrun = self._forget(before, path) if len(path) == len(tokens) else self._forget_all(path)
         self.totals.outrun += outrun
         self._ready.extend(self._unanchored.take_up_to(self.length))
         while self._ready:
@@ -249,14 +244,14 @@ class DraftPool:
 
     def rank(self, node_limit: int) -> RankedNodes:
         """The `node_limit` nodes of the largest survival, likeliest first; the first n are always a tree."""
-        self._late.clear()
+        self._none_is_late()
         if self._outdated:
             self._work_out_survivals()
         return rank_nodes(self._root, self._by_hash.values(), node_limit)
 
     def rank_chain(self, node_limit: int) -> RankedNodes:
         """The first `node_limit` nodes of the chain that promises the most tokens, from the root down."""
-        self._late.clear()
+        self._none_is_late()
         if self._outdated:
             self._work_out_survivals()
         return best_chain(self._root, node_limit)
@@ -270,6 +265,10 @@ class DraftPool:
     def best_tree(self, node_limit: int) -> TokenTree:
         """The tree of the `node_limit` nodes of the largest survival."""
         return self.rank(node_limit).tree(node_limit)
+
+    def _none_is_late(self) -> None:
+        self._late.clear()
+        self._late_below.clear()
 
     def _work_out_survivals(self) -> None:
         self._root.survival, self._outdated = 1.0, False
@@ -356,7 +355,7 @@ class DraftPool:
         # Two paths with one hash are no accident; the node that has the hash already keeps it.
         if hash_ in self._by_hash:
             return _REFUSED
-        node = PoolNode(token, position, hash_, above.hash, source)
+        node = PoolNode(token, position, hash_, above.hash)
         self._estimated(node, above, source, estimate)
         above.children[token] = self._by_hash[hash_] = node
         self._held[source] = held + 1
@@ -366,19 +365,25 @@ class DraftPool:
     def _estimated(self, node: PoolNode, above: PoolNode, source: int, estimate: float) -> None:
         if source not in node.estimates:
             self._late.add((node.hash, source))
+            if source not in above.drafters:
+                above.drafters += (source,)
+                self._late_below.add((above.hash, source))
         if node.estimated(source, estimate, self._calibrator.worth(source, estimate)) and node.children:
             self._outdated = True
         node.survival = above.survival * node.given_parent
 
-    def _forget(self, left: list[PoolNode], path: list[PoolNode]) -> int:
-        """Forgets committed nodes, and these others with their descendants; returns the others' number."""
+    def _forget(self, root: PoolNode, path: list[PoolNode]) -> int:
+        """Forgets the nodes of the path below `root`, and the nodes off the path; returns the latter's
+        number."""
         by_hash, held = self._by_hash, self._held
-        for node in path:
+        left: list[PoolNode] = []
+        for above, node in zip((root, *path), path, strict=False):
             del by_hash[node.hash]
-            held[node.source] -= 1
+            held[node.sources[0]] -= 1
+            left += [other for other in above.children.values() if other is not node]
         for node in left:
             del by_hash[node.hash]
-            held[node.source] -= 1
+            held[node.sources[0]] -= 1
             if node.children:
                 left.extend(node.children.values())
         self._outdated = True
@@ -391,6 +396,11 @@ class DraftPool:
         self._held.clear()
         self._outdated = False
         return outrun
+
+
+def _without(late: set[tuple[int, int]], hash_: int, sources: tuple[int, ...]) -> tuple[int, ...]:
+    """The sources that are not late at the node of this hash."""
+    return tuple([source for source in sources if (hash_, source) not in late]) if late else sources
 
 
 def _share(survival: float, above: float) -> float:

@@ -91,10 +91,12 @@ class WindowRanking:
         """The tree of the first `count` entries: the window's nodes, then the point masses."""
         return with_points(self.cut(count).tree, self._points.tree(self._behind[:count].count(True)))
 
-    def sources(self, count: int) -> list[tuple[int, ...]]:
-        """The source indices of each node among the first `count` entries."""
-        window = [(source,) for source in self.cut(count).tree.sources]
-        return [*window, *self._points.sources(self._behind[:count].count(True))]
+    def sources(self, count: int) -> dict[tuple[int, ...], int]:
+        """The number of nodes among the first `count` entries by their source indices."""
+        found = self._points.sources(self._behind[:count].count(True))
+        for source in self.cut(count).tree.sources:
+            found[source,] = found.get((source,), 0) + 1
+        return found
 
 
 class WindowPool:

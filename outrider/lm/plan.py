@@ -7,6 +7,7 @@ attention needs.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,8 +23,7 @@ _ADDED = np.array([-np.inf, 0], dtype=np.float32)
 """What is added to the score of a node that a row may not see, and of one that it may."""
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceRows:
+class SequenceRows(NamedTuple):
     """The rows of one session in a pass, as the engine schedules them."""
 
     table: SlotTable

@@ -15,13 +15,13 @@ IDS = (3, 4)
 
 def random_tree(dice: Random) -> PoolNode:
     """A tree of up to 14 nodes whose survivals are multiples of 1/64, so that their sums are exact."""
-    root = PoolNode(0, 0, 1, 0, 0)
+    root = PoolNode(0, 0, 1, 0)
     nodes = [root]
     for number in range(2, 2 + dice.randint(1, 14)):
         above = dice.choice(nodes)
-        node = PoolNode(number, above.position + 1, number, above.hash, 1)
+        node = PoolNode(number, above.position + 1, number, above.hash)
         node.survival = dice.randint(1, int(above.survival * 64)) / 64
-        node.estimates = {1: node.survival}
+        node.estimated(1, node.survival, node.survival)
         above.children[number] = node
         nodes.append(node)
     return root
@@ -56,7 +56,7 @@ def test_no_chain_within_the_limit_promises_more(limit: int) -> None:
 
 
 def test_without_drafts_or_room_there_is_no_chain() -> None:
-    assert best_chain(PoolNode(0, 0, 1, 0, 0), 8) is NO_NODES
+    assert best_chain(PoolNode(0, 0, 1, 0), 8) is NO_NODES
     assert best_chain(random_tree(Random(0)), 0) is NO_NODES
 
 
@@ -68,4 +68,4 @@ def test_a_long_sure_chain_goes_before_a_likelier_first_node() -> None:
 
     assert pool.rank(1).tree(1).tokens == (7,)
     assert pool.rank_chain(8).tree(8).tokens == (9, 8, 7)
-    assert pool.rank_chain(8).sources(1) == [(1,)]
+    assert pool.rank_chain(8).sources(1) == {(1,): 1}

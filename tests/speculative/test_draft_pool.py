@@ -203,6 +203,29 @@ def test_a_draft_that_comes_after_the_ranking_was_not_there() -> None:
     assert drafts.drafted_along([1, 2])[0].right == (1, 2)
 
 
+def test_a_source_that_had_drafted_below_a_node_was_there_though_another_draft_of_it_came_late() -> None:
+    drafts = pool()
+    drafts.offer(chain(IDS, 1, source=1))
+    drafts.rank(8)
+    drafts.offer(chain(IDS, 2, source=1))
+    drafts.offer(chain(IDS, 2, source=3))
+    alone = frozenset({1})
+    assert drafts.drafted_along([2]) == [DraftedPlace(alone, ())]
+    drafts.commit([2])
+    drafts.offer(chain((*IDS, 2), 5, source=3))
+    drafts.rank(8)
+    assert drafts.drafted_along([5]) == [DraftedPlace(frozenset({3}), (3,))]
+
+
+def test_nodes_are_counted_by_all_sources_that_offered_them() -> None:
+    drafts = pool()
+    drafts.offer(chain(IDS, 1, 2, survival=0.9, source=2))
+    drafts.offer(chain(IDS, 1, survival=0.8, source=1))
+    drafts.offer(chain(IDS, 3, survival=0.1, source=2))
+    assert drafts.rank(8).sources(2) == {(2, 1): 1, (2,): 1}
+    assert drafts.rank(8).sources(8) == {(2, 1): 1, (2,): 2}
+
+
 def test_offers_are_counted_by_source_whatever_becomes_of_them() -> None:
     drafts = pool()
     drafts.offer(chain(IDS, 1, 2, source=1))

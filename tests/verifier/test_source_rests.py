@@ -101,7 +101,7 @@ class Worker:
         if heard:
             sources.heard(by)
             places.append(DraftedPlace(frozenset({by}), ()))
-        scored = RoundScore(places, [(by,)] * (right + heard), node_cost=0.1)
+        scored = RoundScore(places, {(by,): right + heard}, node_cost=0.1)
         sources.committed(
             [7] * len(token_sources), token_sources, scored, spared=False, batch=1, step=self.steps
         )
@@ -200,14 +200,31 @@ def test_what_one_of_two_names_gains_pays_for_the_address_of_both(seed: int) -> 
 def test_an_address_says_why_its_sources_are_left_alone() -> None:
     address = SourcesAtAddress(("drafter",), Reputations().of_address(["drafter"], SAMPLED))
     address.indices.add(1)
-    assert address.states(1, paused=False) == [SourceState(1, Rest.NONE, None)]
-    assert address.states(1, paused=True) == [SourceState(1, Rest.COMPARED, None)]
+    assert address.rest(paused=False) is Rest.NONE
+    assert address.rest(paused=True) is Rest.COMPARED
     for spared, why in ((False, Rest.GAINS_TOO_LITTLE), (True, Rest.NOT_ADMITTED)):
         while not address.throttle.resting:
             address.throttle.committed(0.0, spared=spared, batch=4)
-        assert address.states(1, paused=False) == [SourceState(1, why, None)]
+        assert address.rest(paused=False) is why
         while address.throttle.resting:
             address.throttle.committed(0.0, batch=4)
+
+
+def test_how_sources_stand_is_one_object_until_one_of_them_rests_or_is_muted() -> None:
+    request = SessionRequest(SessionKey("", "s", 0), 1, (1, 2), 2, 99, SAMPLED, 1, (), None, 16, sources=())
+    sources, both = SessionSources(request, Reputations()), frozenset({1, 2})
+    sources.use(SourceSet(("corpus", "past"), frozenset(), both, (both,)))
+    at_first = sources.standing(1)
+    assert at_first.states == (SourceState(1, Rest.NONE, None), SourceState(2, Rest.NONE, None))
+    assert at_first.resting == sources.resting == frozenset()
+    rounds = 0
+    while sources.standing(1) is at_first:
+        sources.heard(1)
+        sources.committed([7], b"\0", RoundScore([], {}), spared=False, batch=1, step=(rounds := rounds + 1))
+    assert sources.standing(1).resting == sources.resting == both
+    assert {state.rest for state in sources.standing(1).states} == {Rest.GAINS_TOO_LITTLE}
+    sources.mute(2)
+    assert sources.standing(1).states == (SourceState(1, Rest.GAINS_TOO_LITTLE, None),)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -108,8 +108,8 @@ class Session:
         self._ranking: RankedNodes | WindowRanking | None = None
         self._bare = True
         self._brought = self.node_limit
-        self._admitted: list[tuple[int, ...]] = []
-        """Source indices of each drafted node in the last step's rows."""
+        self._admitted: dict[tuple[int, ...], int] = {}
+        """Number of drafted nodes in the last step's rows by their source indices."""
         self.use_sources(sources)
 
     def use_sources(self, sources: SourceSet) -> None:

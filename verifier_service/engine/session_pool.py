@@ -24,7 +24,7 @@ from verifier_service.engine.scheduler import Scheduler, fit, may_start
 from verifier_service.engine.session import Session
 from verifier_service.engine.stats import CountsByName, EngineTotals, Phases
 from verifier_service.engine.step import PassOutcome, Round, StepRows
-from verifier_service.observe.round_log import RoundRecord, RoundTree, Step
+from verifier_service.observe.round_log import RoundRecord, RoundTree, SourceState, Step
 
 log = logging.getLogger(__name__)
 
@@ -320,7 +320,8 @@ class SessionPool:
                 self._counts[session.name_of(source_index)].accept(place)
         for source_index, count in done.own.items():
             self._counts[session.name_of(source_index)].own += count
-        record = self._record(session, step_rows, done)
+        standing = session.sources.standing(self.step.sessions)
+        record = self._record(session, step_rows, done, standing.states)
         finish = None
         if done.reason is not None:
             finish = Finish(done.reason, session.usage())
@@ -334,14 +335,16 @@ class SessionPool:
                 session.prefix_hash,
                 finish,
                 done.logprobs,
-                session.sources.resting,
+                standing.resting,
                 *session.cost,
                 record=record,
                 observed=observed,
             )
         )
 
-    def _record(self, session: Session, step_rows: StepRows, done: Round) -> RoundRecord:
+    def _record(
+        self, session: Session, step_rows: StepRows, done: Round, states: tuple[SourceState, ...]
+    ) -> RoundRecord:
         """The round's record. It only refers to what is there already: every round makes one."""
         return RoundRecord(
             self.step,
@@ -354,7 +357,7 @@ class SessionPool:
             done.drafted,
             done.tokens,
             RoundTree.of(step_rows.tree),
-            session.sources.states(self.step.sessions),
+            states,
         )
 
     def expire(self, now_s: float) -> None:

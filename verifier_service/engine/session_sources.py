@@ -3,7 +3,7 @@
 Pure: knows the session's drafts and rounds, but neither its model nor how drafts arrive.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from outrider.wire.names import LOOKUP_BELOW
@@ -15,7 +15,7 @@ from speculative.grammar import Matcher
 from speculative.marginal import DraftedPlace, Order, SourceGain, credited
 from speculative.policies.local import LocalDrafts
 from verifier_service.engine.source_policy import DraftWaits, Reputations, SourceLatency
-from verifier_service.observe.round_log import SourceState
+from verifier_service.observe.round_log import Rest, SourceState
 from verifier_service.proposers import LEAF_PROPOSERS, PROPOSERS, ActiveProposer, ProposerInit, make_proposer
 from verifier_service.proposers.lookup import LeafDrafts
 from verifier_service.remote_sources.source_presence import SourcePresence
@@ -33,10 +33,22 @@ class RoundScore(NamedTuple):
 
     places: Sequence[DraftedPlace]
     """The committed positions for which something was drafted, from the first on."""
-    admitted: Sequence[tuple[int, ...]]
-    """Source indices of each admitted node, in the order of their offers."""
+    admitted: Mapping[tuple[int, ...], int]
+    """Number of admitted nodes by their source indices, which are in the order of their offers."""
     node_cost: float = 0.0
     """Cost of an admitted node's row, in tokens."""
+
+
+class Standing(NamedTuple):
+    """How those of a session's sources that may rest stood behind a round."""
+
+    states: tuple[SourceState, ...]
+    resting: frozenset[int]
+    """Remote sources that are not sent the round, by source index."""
+
+
+_Remote = list[tuple[Rest, float | None]]
+"""Why the sources at each address are not sent the round, and what they cost."""
 
 
 class SessionSources:
@@ -82,6 +94,8 @@ class SessionSources:
         """Remote sources in use, by address."""
         self._at: dict[int, SourcesAtAddress] = {}
         """The same by source index."""
+        self._stood: tuple[tuple[SourceState | None, _Remote], Standing] | None = None
+        """How the sources stood when they were last asked; None: they have changed since."""
         self._gains: dict[int, SourceGain] = {}
         """What each source gained in this session and others, by source index."""
         self._tokens = 1.0
@@ -119,6 +133,7 @@ class SessionSources:
         }
         self._addresses = self._grouped(sources, listening)
         self._at = {index: address for address in self._addresses for index in address.indices}
+        self._stood = None
 
     @property
     def resting(self) -> frozenset[int]:
@@ -132,13 +147,16 @@ class SessionSources:
             ]
         )
 
-    def states(self, sessions: int) -> tuple[SourceState, ...]:
-        """How each source that may rest stands, in steps of `sessions` sessions."""
-        below = () if self._below is None else (self._below.state,)
-        if not self._addresses:
-            return below
-        found = [address.states(sessions, paused=self._pauses(address)) for address in self._addresses]
-        return tuple([*below, *[state for states in found for state in states]])
+    def standing(self, sessions: int) -> Standing:
+        """How sources that may rest stand, in steps of `sessions` sessions; one object until that changes."""
+        below = None if self._below is None else self._below.state
+        remote = [
+            (address.rest(paused=self._pauses(address)), address.slowdown(sessions))
+            for address in self._addresses
+        ]
+        if self._stood is None or (below, remote) != self._stood[0]:
+            self._stood = (below, remote), _standing(below, self._addresses, remote)
+        return self._stood[1]
 
     @property
     def uses(self) -> list[tuple[SourcePresence, bool]]:
@@ -156,6 +174,7 @@ class SessionSources:
     def mute(self, source_index: int) -> None:
         """Ignores this source from now on."""
         self._muted.add(source_index)
+        self._stood = None
         self.latencies.pop(source_index, None)
         self.waits.ask(source_index, 0)
         if (address := self._at.pop(source_index, None)) is not None:
@@ -300,7 +319,9 @@ class SessionSources:
         """
         if not scored.places:
             return {}
-        order = self._order()
+        # Who comes first is asked only where several sources have drafted one node.
+        shared = [*scored.admitted, *[place.right for place in scored.places]]
+        order = self._order() if max(map(len, shared)) > 1 else {}
         # Plain dictionaries: a Counter takes several times as long, and every session of a step comes here.
         hits: dict[int, int] = {}
         own: dict[int, int] = {}
@@ -314,9 +335,9 @@ class SessionSources:
             accepted[winner] = accepted.get(winner, 0) + (token_source > 0)
             for source_index in place.drafted & self.latencies.keys():
                 self.latencies[source_index].verified(source_index == winner)
-        for sources in scored.admitted:
+        for sources, count in scored.admitted.items():
             source_index = credited(sources, order, _LAST)
-            nodes[source_index] = nodes.get(source_index, 0) + 1
+            nodes[source_index] = nodes.get(source_index, 0) + count
         for source_index in frozenset().union(*[place.drafted for place in scored.places]):
             gained = hits.get(source_index, 0), own.get(source_index, 0), nodes.get(source_index, 0)
             self._gains[source_index].learn(*gained)
@@ -350,3 +371,13 @@ class SessionSources:
 
     def _cuts(self, name: str) -> LocalDrafts | None:
         return self._reputations.local_drafts(self._policy, name)
+
+
+def _standing(below: SourceState | None, addresses: Sequence[SourcesAtAddress], remote: _Remote) -> Standing:
+    states = [
+        SourceState(index, rest, slowdown)
+        for address, (rest, slowdown) in zip(addresses, remote, strict=True)
+        for index in sorted(address.indices)
+    ]
+    resting = frozenset([state.source for state in states if state.rest != Rest.NONE])
+    return Standing(tuple(states if below is None else [below, *states]), resting)

@@ -11,7 +11,6 @@ differs more between two texts than any source could change it. Each session wei
 every step against the rounds that the source saved this session (`SourceThrottle`).
 """
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median
@@ -180,14 +179,13 @@ class PresenceTrials:
         """
         ms = 0.0 if self._ended_s is None else 1000 * (now_s - self._ended_s)
         self._ended_s = now_s
-        users, followers = Counter[SourcePresence](), Counter[SourcePresence]()
+        followers: dict[SourcePresence, int] = {}
         for presence, follows in uses:
-            users[presence] += 1
-            followers[presence] += follows
-        self._meet(users)
+            followers[presence] = followers.get(presence, 0) + follows
+        self._meet(followers)
         for presence in self._known:
-            presence.stepped(sessions, followers[presence], work, ms)
-            self._try(presence, sessions, used=users[presence] > 0)
+            presence.stepped(sessions, followers.get(presence, 0), work, ms)
+            self._try(presence, sessions, used=presence in followers)
 
     def _meet(self, users: Iterable[SourcePresence]) -> None:
         for presence in users:

@@ -6,7 +6,7 @@ what that message and their drafts cost the target.
 """
 
 from verifier_service.engine.source_policy import AddressReputation
-from verifier_service.observe.round_log import Rest, SourceState
+from verifier_service.observe.round_log import Rest
 from verifier_service.remote_sources.source_presence import SourcePresence
 from verifier_service.remote_sources.source_rests import LEAST_PRICE, SourceThrottle
 
@@ -38,14 +38,15 @@ class SourcesAtAddress:
         """Whether a trial leaves the address alone."""
         return self.presence is not None and self.presence.paused
 
-    def states(self, sessions: int, *, paused: bool) -> list[SourceState]:
-        """How each source stands in steps of `sessions` sessions; `paused`: a trial leaves them alone."""
+    def rest(self, *, paused: bool) -> Rest:
+        """Why the sources are not sent the last round, if so; `paused`: a trial leaves them alone."""
         if self.throttle.resting:
-            rest = Rest.NOT_ADMITTED if self.throttle.is_spared else Rest.GAINS_TOO_LITTLE
-        else:
-            rest = Rest.COMPARED if paused else Rest.NONE
-        slowdown = None if self.presence is None else self.presence.measured(sessions)
-        return [SourceState(index, rest, slowdown) for index in sorted(self.indices)]
+            return Rest.NOT_ADMITTED if self.throttle.is_spared else Rest.GAINS_TOO_LITTLE
+        return Rest.COMPARED if paused else Rest.NONE
+
+    def slowdown(self, sessions: int) -> float | None:
+        """Part of its speed that a step of `sessions` sessions loses by the sources; None: not measured."""
+        return None if self.presence is None else self.presence.measured(sessions)
 
     def price(self, sessions: int) -> float:
         """Rounds that they have to save for each that they are sent, in steps of `sessions` sessions."""
