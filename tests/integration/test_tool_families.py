@@ -13,18 +13,35 @@ from tests.conftest import save_tiny_llama, writing_tokenizer
 from tests.integration.live import start_up
 
 MARKS = ["<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"]
-MARKS += ["[TOOL_CALLS]", "[ARGS]"]
+MARKS += ["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"]
+MARKS += ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>"]
+ORDINARY = [f"<｜tool▁{name}｜>" for name in ("calls▁begin", "call▁begin", "sep", "call▁end", "calls▁end")]
+"""Marks of DeepSeek, which are tokens of their own, but not special."""
 SHOWN = {
     "qwen": "<tool_call>\n<function=f>\n<parameter=p>\n</parameter>\n</function>\n</tool_call><|im_start|>",
     "glm": "<tool_call>f\n<arg_key>k</arg_key>\n<arg_value>v</arg_value>\n</tool_call><|assistant|>",
     "mistral": "[TOOL_CALLS]f[ARGS]{}",
     "gemma": "<|tool_call>call:f{}<tool_call|><|turn>",
+    "mistral small 3.2": "[TOOL_CALLS]f[CALL_ID]000000000[ARGS]{}",
+    "deepseek v3": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{}\n```<｜tool▁call▁end｜>"
+    ),
+    "deepseek v3.1": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
+    "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}",
+    "gpt-oss": "<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}<|call|>",
+    "minimax": '<minimax:tool_call>\n<invoke name="f">\n<parameter name="p">',
 }
 BEGINS = {
     "qwen": "<|im_start|>assistant\n",
     "glm": "<|assistant|>",
     "gemma": "<|turn>model\n",
     "mistral": "[/INST]",
+    "mistral small 3.2": "[/INST]",
+    "deepseek v3": "<｜Assistant｜>",
+    "deepseek v3.1": "<｜Assistant｜></think>",
+    "kimi": "<|im_assistant|>assistant<|im_middle|>",
+    "gpt-oss": "<|start|>assistant",
+    "minimax": "]~b]ai\n",
 }
 PARAMETERS = {
     "type": "object",
@@ -34,6 +51,7 @@ PARAMETERS = {
         "unit": {"enum": ["C", "F"]},
     },
     "required": ["digit", "name"],
+    "additionalProperties": False,
 }
 TOOLS: list[Any] = [
     {"type": "function", "function": {"name": name, "parameters": PARAMETERS}} for name in ("warm", "cold")
@@ -49,6 +67,7 @@ def asked(
     folder = tmp_path_factory.mktemp(family)
     tokenizer = writing_tokenizer()
     tokenizer.add_special_tokens(MARKS)
+    tokenizer.add_tokens(ORDINARY)
     target = save_tiny_llama(folder / "target", seed=3, tokenizer=tokenizer, width=320)
     config = json.loads((target / "tokenizer_config.json").read_text())
     shown = f"{{% if tools %}}{{{{ tools | length }}}}{SHOWN[family]}{{% endif %}}"

@@ -2,28 +2,26 @@
 
 import json
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from orchestrator.front.http.chat.families import FORMATS, CallFormat, ThoughtMarks, format_named
+from orchestrator.front.http.chat.families import FORMATS, CallFormat, ThoughtMarks
 from orchestrator.front.http.chat.output_parser import Parsed, ParsedCall
 from orchestrator.front.http.chat.plan import Thought
 from orchestrator.front.http.chat.schema_view import with_types
 from orchestrator.front.http.chat.tool_grammar import CalledFunction, calls_grammar
 from orchestrator.front.http.field_faults import FieldRefused
-from orchestrator.front.http.templated.known_templates import KNOWN
-from orchestrator.front.http.templated.parse_order import parse_order
-from orchestrator.front.http.templated.template_parser import TemplateParser
 from outrider.tokens import TokenTable
 from speculative.errors import InvalidRequest
 from speculative.grammar import Grammar, GrammarKind
 from speculative.request_bounds import MAX_LARK_BYTES
 from tests.conftest import writing_tokenizer
+from tests.orchestrator.chat.judging import END, Judge, known, read_by
 from verifier_service.grammar.library import MatcherFactory
 
 MARKS = ["<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"]
-END = 1
 ANY = {"type": "string"}
 PLACE = {
     "type": "object",
@@ -59,6 +57,11 @@ WRITTEN = {
         "<arg_value>3</arg_value><arg_key>unit</arg_key><arg_value>C</arg_value><arg_key>at</arg_key>"
         '<arg_value>[{"y": 1, "x": 2.5}]</arg_value></tool_call>'
     ),
+    "minimax_m2": (
+        '<invoke name="look">\n<parameter name="city">  New\nYork</parameter>\n'
+        '<parameter name="days">3</parameter>\n<parameter name="unit">C</parameter>\n'
+        '<parameter name="at">[{"y": 1, "x": 2.5}]</parameter>\n</invoke>\n'
+    ),
     "gemma4": (
         '<|tool_call>call:look{at:[{x:2.5,y:1}],city:<|"|>  New\nYork<|"|>,days:3,'
         'unit:<|"|>C<|"|>}<tool_call|>'
@@ -69,16 +72,11 @@ NOW = {
     "qwen_function": "<tool_call>\n<function=now>\n</function>\n</tool_call>",
     "glm": "<tool_call>now\n</tool_call>",
     "glm_flat": "<tool_call>now</tool_call>",
+    "minimax_m2": '<invoke name="now">\n</invoke>\n',
     "gemma4": "<|tool_call>call:now{}<tool_call|>",
 }
 ARGUMENTS = {"city": "  New\nYork", "days": 3, "unit": "C", "at": [{"y": 1, "x": 2.5}]}
 THOUGHTS = {"gemma4": ThoughtMarks("<|channel>thought\n", "<channel|>")}
-
-
-def known(name: str) -> CallFormat:
-    format_ = format_named(name)
-    assert format_ is not None
-    return format_
 
 
 @pytest.fixture(scope="module")
@@ -99,28 +97,15 @@ def factory(table: TokenTable) -> MatcherFactory:
     return MatcherFactory(table, [END], table.size)
 
 
-class Judge:
-    """Says which texts a grammar allows as a whole."""
-
-    def __init__(self, factory: MatcherFactory, table: TokenTable, grammar: str) -> None:
-        self._factory, self._table, self._grammar = factory, table, Grammar(GrammarKind.LARK, grammar)
-
-    def __call__(self, text: str) -> bool:
-        found = self._factory.matcher(self._grammar, ())
-        for id_ in self._table.encode(text, add_special=False):
-            if not found.allowed(())[id_]:
-                return False
-            found.commit([id_])
-        return bool(found.allowed(())[END])
+def answer(name: str, *calls: str) -> str:
+    """The answer of these calls."""
+    tags = known(name).tags
+    assert tags is not None
+    return tags.around[0] + tags.between.join(calls) + tags.around[1]
 
 
-def parsed(name: str, text: str, functions: list[CalledFunction] = FUNCTIONS) -> Parsed:
-    tools = [
-        {"type": "function", "function": {"name": it.name, "parameters": with_types(it.name, it.parameters)}}
-        for it in functions
-    ]
-    parser = TemplateParser(parse_order(json.dumps(KNOWN[name]), "", tools, None))
-    return parser.feed(text, last=True)
+def parsed(name: str, text: str, functions: Sequence[CalledFunction] = FUNCTIONS) -> Parsed:
+    return read_by(name, text, functions)
 
 
 @pytest.mark.parametrize("name", WRITTEN)
@@ -135,10 +120,9 @@ def test_a_recorded_call_is_allowed_and_read_back_with_its_types(
         )
         for many in (True, False)
     )
-    text, tags = WRITTEN[name], known(name).tags
-    assert tags is not None
-    pair = text + tags.between + NOW[name]
-    assert [several(text), one(text), one(NOW[name])] == [True] * 3
+    text, now = answer(name, WRITTEN[name]), answer(name, NOW[name])
+    pair = answer(name, WRITTEN[name], NOW[name])
+    assert [several(text), one(text), one(now)] == [True] * 3
     assert [several(pair), one(pair)] == [True, False]
     for wrong in (text.replace("3", "12"), text.replace("3", "three"), "Certainly!", text[:-1]):
         assert not one(wrong)
@@ -180,7 +164,9 @@ def parsed_text(name: str, text: str) -> str:
     if name == "gemma4":
         return f"{format_.begin}put{{text:{tags.text}\0{tags.text}}}{format_.end}"
     begin, end = tags.key
-    return f"{format_.begin}put{tags.named}{begin}text{end}\0{tags.text}{tags.value}{format_.end}"
+    return answer(
+        name, f"{format_.begin}put{tags.named}{begin}text{end}\0{tags.text}{tags.value}{format_.end}"
+    )
 
 
 def test_calls_of_a_name_and_json_stand_behind_one_another() -> None:
@@ -210,7 +196,7 @@ def test_reasoning_may_stand_before_a_required_call(
 ) -> None:
     marks = THOUGHTS.get(name, ThoughtMarks("<think>", "</think>"))
     grammar = calls_grammar(known(name), FUNCTIONS, thought, several=False, marks=marks, special=special)
-    judge, call = Judge(factory, table, grammar), NOW[name]
+    judge, call = Judge(factory, table, grammar), answer(name, NOW[name])
     texts = (call, f"{marks.begin}So <it> is.{marks.end}{call}", f"hm{marks.end}{call}")
     assert [judge(text) for text in texts] == {
         Thought.NONE: [True, False, False],

@@ -112,11 +112,20 @@ def test_an_entry_is_found_by_what_its_template_shows() -> None:
         "glm": "<|assistant|><tool_call>{f}\n<arg_key>a</arg_key>\n<arg_value>b</arg_value>\n</tool_call>",
         "glm_flat": "<|assistant|><tool_call>{f}<arg_key>a</arg_key><arg_value>b</arg_value></tool_call>",
         "gemma4": "<|turn>model\n<|tool_call>call:f{}<tool_call|>",
+        "mistral_id": "[TOOL_CALLS]f[CALL_ID]i[ARGS]{}",
+        "deepseek": (
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{}\n```<｜tool▁call▁end｜>"
+        ),
+        "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
+        "kimi_k2": (
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}"
+        ),
+        "harmony": "<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}<|call|>",
+        "minimax_m2": '<minimax:tool_call>\n<invoke name="f">\n<parameter name="p">',
         None: "<tool_call><function=f></tool_call> arguments",
     }
     for name, template in found.items():
         entry = format_of(template)
         assert (entry and entry.name) == name
-    assert format_of("[TOOL_CALLS]f[CALL_ID]i[ARGS]{}") is None
     for other in ('<tool_calls>[{"name": 1}]</tool_calls>', '<invoke name="f">'):  # Apriel 1.5, MiniMax M3
         assert format_of(f"<tool_call> arguments </tool_call> {other}") is None

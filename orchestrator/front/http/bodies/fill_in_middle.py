@@ -23,7 +23,7 @@ MARKS = (
     MiddleMarks("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen Coder, CodeGemma
     MiddleMarks("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, StarCoder2, Granite Code
     MiddleMarks("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
-    MiddleMarks("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # noqa: RUF001  # DeepSeek-Coder
+    MiddleMarks("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
     MiddleMarks("[PREFIX]", "[SUFFIX]", "", suffix_first=True),  # Codestral
 )
 

@@ -21,6 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from orchestrator.front.http.chat.conversation import ChatConversation
+from orchestrator.front.http.chat.earlier_calls import earlier_calls
 from orchestrator.front.http.field_faults import FieldRefused
 
 MOST_CHARACTERS = 1 << 24
@@ -39,7 +40,7 @@ def render_conversation(
         source: the template.
         tokens: the text of special tokens, by the names that the template may use.
     """
-    messages = [_with_reasoning(message) for message in conversation.messages]
+    messages = [_with_reasoning(message) for message in earlier_calls(conversation.messages, source)]
     if conversation.continued:
         messages[-1]["content"] += _CONTINUED
     pieces, length = [], 0

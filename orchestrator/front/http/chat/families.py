@@ -14,7 +14,8 @@ class Layout(StrEnum):
     TAGGED = "tagged"
     """Tags around every call, and around each name and value of its arguments; text stands bare."""
     NAMED = "named"
-    """A mark, the function's name, a mark, and the arguments as JSON, for every call."""
+    """A mark, the function's name, a mark, and the arguments as JSON, for every call; in some families also
+    each call's id, and marks around all calls."""
     BRACED = "braced"
     """Braces around every call's arguments: JSON with bare names, and marks around texts."""
 
@@ -42,6 +43,14 @@ class Tags:
     """Text between two calls."""
     lead: str = ""
     """Text that may stand before the answer's first mark."""
+    around: tuple[str, str] = ("", "")
+    """Texts around all calls together."""
+    id: str = ""
+    """NAMED: the pattern of the id that a call has behind `named`; empty: calls have none."""
+    identified: str = ""
+    """Text behind a call's id."""
+    thought: str = ""
+    """Text between the end of the reasoning and the first call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +75,13 @@ class CallFormat:
     special: bool = False
     """Whether the begin mark is a special token, which no grammar can ask for: the prompt ends with the mark
     where a call is required."""
+    alone: bool = False
+    """Whether an answer ends behind its first call."""
+    earlier_ids: str = ""
+    """The id that the family's chat template expects of an earlier call, with the places `name` and `number`;
+    empty: any id. Calls count from 0 in a whole conversation."""
+    null_content: bool = False
+    """Whether the family's chat template shows calls only in messages whose content is null."""
 
 
 FORMATS = (
@@ -140,9 +156,77 @@ FORMATS = (
         shown_by=("[TOOL_CALLS]", "[ARGS]"),
         not_with=("[CALL_ID]",),
     ),
+    CallFormat(  # Mistral Small 3.2, Devstral Small 1.1
+        name="mistral_id",
+        layout=Layout.NAMED,
+        begin="[TOOL_CALLS]",
+        tags=Tags(named="[CALL_ID]", id="[A-Za-z0-9]{9}", identified="[ARGS]"),
+        shown_by=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+    ),
+    CallFormat(  # DeepSeek V3 and R1, and their versions up to V3-0324 and R1-0528
+        name="deepseek",
+        layout=Layout.NAMED,
+        begin="<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+        end="\n```<｜tool▁call▁end｜>",
+        tags=Tags(
+            named="\n```json\n",
+            between="\n",
+            around=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+        ),
+        shown_by=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "```json"),
+        null_content=True,
+    ),
+    CallFormat(
+        name="deepseek_v31",
+        layout=Layout.NAMED,
+        begin="<｜tool▁call▁begin｜>",
+        end="<｜tool▁call▁end｜>",
+        tags=Tags(
+            named="<｜tool▁sep｜>",
+            around=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+        ),
+        shown_by=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    ),
+    CallFormat(
+        name="kimi_k2",
+        layout=Layout.NAMED,
+        begin="<|tool_call_begin|>functions.",
+        end="<|tool_call_end|>",
+        tags=Tags(
+            named=":",
+            id="[0-9]{1,3}",
+            identified="<|tool_call_argument_begin|>",
+            around=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        ),
+        shown_by=("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"),
+        earlier_ids="functions.{name}:{number}",
+    ),
+    CallFormat(  # gpt-oss
+        name="harmony",
+        layout=Layout.NAMED,
+        begin="<|channel|>commentary to=functions.",
+        tags=Tags(named=" <|constrain|>json<|message|>", thought="<|start|>assistant"),
+        shown_by=("<|start|>assistant", "<|channel|>", "<|message|>", "<|call|>"),
+        alone=True,
+    ),
+    CallFormat(
+        name="minimax_m2",
+        layout=Layout.TAGGED,
+        begin='<invoke name="',
+        end="</invoke>\n",
+        tags=Tags(
+            named='">\n',
+            key=('<parameter name="', '">'),
+            text="</parameter>",
+            value="\n",
+            around=("<minimax:tool_call>\n", "</minimax:tool_call>"),
+        ),
+        shown_by=("<minimax:tool_call>", '<invoke name="', '<parameter name="'),
+    ),
     CallFormat(  # Llama 3.1, 3.2, 3.3
         name="llama3_json",
         layout=Layout.BARE,
+        alone=True,  # as its template asks
         arguments="parameters",
         shown_by=("<|eot_id|>", '{"name": function name, "parameters":'),
     ),
@@ -158,7 +242,8 @@ class ThoughtMarks(NamedTuple):
 
 
 THINK = ThoughtMarks("<think>", "</think>")
-"""The marks of Qwen 3, QwQ, DeepSeek R1 and its distillations, SmolLM3, GLM, Nemotron."""
+"""The marks of Qwen 3, QwQ, DeepSeek R1 and V3.1, their distillations, Kimi K2 Thinking, MiniMax M2,
+SmolLM3, GLM, Nemotron."""
 
 
 def format_of(template: str) -> CallFormat | None:

@@ -39,7 +39,7 @@ class TaggedCalls:
 
     def _argument(self, view: SchemaView, name: str, schema: object) -> str:
         begin, end = self._tags.key
-        if not name or name != name.strip() or any(mark in name for mark in (">", "<", "\n")):
+        if not name or name != name.strip() or any(mark in name for mark in (">", "<", "\n", end[:1])):
             raise FieldRefused(
                 "tools",
                 f"an argument has the name {json.dumps(name)[:80]}, which the format of this model's calls "

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from orchestrator.front.http.chat.braced_calls import BracedCalls
-from orchestrator.front.http.chat.families import THINK, CallFormat, Layout, ThoughtMarks
+from orchestrator.front.http.chat.families import THINK, CallFormat, Layout, Tags, ThoughtMarks
 from orchestrator.front.http.chat.grammar_writer import GrammarWriter
 from orchestrator.front.http.chat.plan import Thought
 from orchestrator.front.http.chat.tagged_calls import TaggedCalls
@@ -50,21 +50,24 @@ def calls_grammar(
     rule_of = _calls(format_, writer)
     written = [rule_of(function.name, _parameters(function)) for function in functions]
     call = writer.rule(" | ".join(written), "call")
-    match format_.layout:
-        case Layout.EACH:
-            calls = r'call ("\n" call)*' if several else call
-        case Layout.LIST:
-            calls = '" "? "[" call (", " call)* "]"' if several else '" "? "[" call "]"'
-        case Layout.BARE:
-            calls = call  # the template says that one call may be made at a time
-        case Layout.TAGGED | Layout.NAMED | Layout.BRACED:
-            assert format_.tags is not None
-            between = f"{json.dumps(format_.tags.between)} " if format_.tags.between else ""
-            calls = f"call ({between}call)*" if several else call
-            if format_.tags.lead:
-                calls = f"{json.dumps(format_.tags.lead)}? {_thoughts(thought, marks, writer)}{calls}"
-                return writer.text(calls)
+    several = several and not format_.alone
+    if (tags := format_.tags) is not None:
+        thoughts = _thoughts(thought, marks, writer, behind=tags.thought)
+        lead = f"{json.dumps(tags.lead)}? " if tags.lead else ""
+        return writer.text(f"{lead}{thoughts}{_tagged_calls(tags, several, writer)}")
+    if format_.layout is Layout.LIST:
+        calls = '" "? "[" call (", " call)* "]"' if several else '" "? "[" call "]"'
+    else:
+        calls = r'call ("\n" call)*' if several else call
     return writer.text(f"{_thoughts(thought, marks, writer)}{calls}")
+
+
+def _tagged_calls(tags: Tags, several: bool, writer: GrammarWriter) -> str:
+    """The calls of an answer, of which each is the rule `call`, and the texts around and between them."""
+    between = f"{json.dumps(tags.between)} " if tags.between else ""
+    calls = f"call ({between}call)*" if several else "call"
+    before, behind = (writer.literal(text) if text else "" for text in tags.around)
+    return f"{before} {calls} {behind}".strip()
 
 
 def _parameters(function: CalledFunction) -> Mapping[str, Any]:
@@ -82,17 +85,24 @@ def _calls(format_: CallFormat, writer: GrammarWriter) -> Callable[[str, Mapping
 
 
 def _json_call(format_: CallFormat, writer: GrammarWriter, name: str, parameters: Mapping[str, Any]) -> str:
-    if format_.tags is not None:
-        head = writer.literal(f"{format_.begin}{name}{format_.tags.named}")
-        return writer.rule(f"{head} {writer.json(parameters)}")
+    if (tags := format_.tags) is not None:
+        parts = [writer.literal(f"{format_.begin}{name}{tags.named}")]
+        if tags.id:
+            parts += [f"/{tags.id}/", writer.literal(tags.identified)]
+        parts.append(writer.json(parameters))
+        if format_.end:
+            parts.append(writer.literal(format_.end))
+        return writer.rule(" ".join(parts))
     head, tail = f'{{"name": {json.dumps(name)}, "{format_.arguments}": ', "}"
     if format_.layout is Layout.EACH:
         head, tail = f"{format_.begin}\n{head}", f"{tail}\n{format_.end}"
     return writer.rule(f"{writer.literal(head)} {writer.json(parameters)} {writer.literal(tail)}")
 
 
-def _thoughts(thought: Thought, marks: ThoughtMarks, writer: GrammarWriter) -> str:
+def _thoughts(thought: Thought, marks: ThoughtMarks, writer: GrammarWriter, behind: str = "") -> str:
     if thought is Thought.NONE:
         return ""
     rule = writer.thought(marks.end)
+    if behind:
+        rule = f"{rule} {writer.literal(behind)}"
     return f"{rule} " if thought is Thought.OPEN else f"({writer.literal(marks.begin)} {rule})? "

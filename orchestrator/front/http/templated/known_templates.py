@@ -34,6 +34,64 @@ _GLM = {
         "content": {},
     },
 }
+_DEEPSEEK_ANCHOR = "<｜Assistant｜>(?:</think>)?|<｜tool▁outputs?▁end｜>"
+_HARMONY_HEADER = r"(?:<\|start\|>assistant)?"
+
+
+def _nothing(mark: str) -> dict[str, Any]:
+    """A field that is a mark alone, so that the mark is part of no other field.
+
+    A pattern may not end in something optional: where the output is cut there, the parser goes without it.
+    """
+    return {"open_pattern": mark, "close_pattern": ""}
+
+
+def _mistral(behind_name: str) -> dict[str, Any]:
+    """The template of Mistral's calls of a name and JSON.
+
+    Args:
+        behind_name: the pattern between them.
+    """
+    return {
+        "start_anchor": ("[/INST]", "[/TOOL_RESULTS]"),
+        "fields": {
+            "reasoning_content": {"open": "[THINK]", "close": "[/THINK]"},
+            "tool_calls": {
+                "open_pattern": rf"\s*\[TOOL_CALLS\]\s*(?P<name>[\w.-]+){behind_name}",
+                "close_pattern": r"(?=\[TOOL_CALLS\])",
+                "repeats": True,
+                "content": "json",
+                "transform": _NAMED_CALL,
+            },
+            "content": {},
+        },
+    }
+
+
+def _deepseek(head: str, behind_json: str) -> dict[str, Any]:
+    """The template of DeepSeek's calls of a name and JSON.
+
+    Args:
+        head: the pattern from the begin mark of a call to its JSON.
+        behind_json: the pattern between the JSON and the end mark of the call.
+    """
+    return {
+        "start_anchor_pattern": _DEEPSEEK_ANCHOR,
+        "fields": {
+            "reasoning_content": _THOUGHTS,
+            "tool_calls": {
+                "open_pattern": rf"\s*(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>{head}",
+                "close_pattern": rf"{behind_json}<｜tool▁call▁end｜>",
+                "repeats": True,
+                "content": "json",
+                "transform": _NAMED_CALL,
+            },
+            "end": _nothing(r"\s*<｜tool▁calls▁end｜>"),
+            "content": {},
+        },
+    }
+
+
 KNOWN: Mapping[str, Mapping[str, Any]] = {
     "qwen_function": {
         "start_anchor": "<|im_start|>assistant\n",
@@ -52,17 +110,75 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
             "content": {},
         },
     },
-    "mistral_args": {
-        "start_anchor": ("[/INST]", "[/TOOL_RESULTS]"),
+    "mistral_args": _mistral(r"\[ARGS\]"),
+    "mistral_id": _mistral(r"(?:\[CALL_ID\]\s*\w*\s*)?\[ARGS\]"),
+    "deepseek": _deepseek(r"function<｜tool▁sep｜>(?P<name>[\w.-]+)\s*```json\s", r"\s```"),
+    "deepseek_v31": _deepseek(r"(?P<name>[\w.-]+)<｜tool▁sep｜>", ""),
+    "kimi_k2": {
+        "start_anchor": "<|im_assistant|>assistant<|im_middle|>",
         "fields": {
-            "reasoning_content": {"open": "[THINK]", "close": "[/THINK]"},
+            "reasoning_content": _THOUGHTS,
             "tool_calls": {
-                "open_pattern": r"\s*\[TOOL_CALLS\]\s*(?P<name>[\w.-]+)\[ARGS\]",
-                "close_pattern": r"(?=\[TOOL_CALLS\])",
+                "open_pattern": (
+                    r"\s*(?:<\|tool_calls_section_begin\|>\s*)?<\|tool_call_begin\|>\s*"
+                    r"(?:functions\.)?(?P<name>[\w.-]+):\d+\s*<\|tool_call_argument_begin\|>"
+                ),
+                "close": "<|tool_call_end|>",
                 "repeats": True,
                 "content": "json",
                 "transform": _NAMED_CALL,
             },
+            "end": _nothing(r"\s*<\|tool_calls_section_end\|>"),
+            "content": {},
+        },
+    },
+    "harmony": {
+        "start_anchor": "<|start|>assistant",
+        "fields": {
+            "reasoning_content": {
+                "open": [
+                    "<|channel|>analysis<|message|>",
+                    "<|start|>assistant<|channel|>analysis<|message|>",
+                ],
+                "close": "<|end|>",
+            },
+            # The name of the function stands before the channel or behind it.
+            "tool_calls": {
+                "open_pattern": (
+                    rf"{_HARMONY_HEADER}(?:\s*to=functions\.(?P<name>[\w.-]+)\s*<\|channel\|>\w+"
+                    r"|<\|channel\|>\w+\s+to=functions\.(?P<name>[\w.-]+))"
+                    r"\s*(?:<\|constrain\|>)?\s*\w*\s*<\|message\|>"
+                ),
+                "close": ["<|call|>", "<|end|>"],
+                "repeats": True,
+                "content": "json",
+                "transform": _NAMED_CALL,
+            },
+            "content": {
+                "open_pattern": (
+                    rf"{_HARMONY_HEADER}<\|channel\|>(?:final|commentary)(?!\s*to=functions\.)[^<]*"
+                    r"(?:<\|constrain\|>[^<]*)?<\|message\|>"
+                ),
+                "close": ["<|end|>", "<|return|>"],
+            },
+            "text": {},  # without a header, as a grammar of the client's may have it
+        },
+    },
+    "minimax_m2": {
+        "start_anchor": "]~b]ai\n",
+        "fields": {
+            "reasoning_content": _THOUGHTS,
+            "tool_calls": {
+                "open_pattern": r'\s*(?:<minimax:tool_call>\s*)?<invoke name="(?P<name>[^"\n]+)">',
+                "close": "</invoke>",
+                "repeats": True,
+                "content": "xml-inline",
+                "content_args": {
+                    "tag_pattern": r'<parameter name="(?P<key>[^"\n]+)">(?P<value>.*?)</parameter>'
+                },
+                "transform": _NAMED_CALL,
+            },
+            "end": _nothing(r"\s*</minimax:tool_call>"),
             "content": {},
         },
     },
