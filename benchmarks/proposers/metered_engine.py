@@ -94,6 +94,10 @@ class ThreadMeter:
         """The processor time of this thread, in seconds."""
         return time.thread_time()
 
+    def awake_s(self) -> float:
+        """The same: a thread that stands still uses no processor."""
+        return time.thread_time()
+
     @contextmanager
     def sampling(self) -> Iterator[None]:
         """Measures the choice of tokens, which steps pay for: nothing is to be subtracted."""
