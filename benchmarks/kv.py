@@ -70,7 +70,7 @@ def figures(profile: str, dtype: str, runs: dict[Arm, list[DecodedStreams]]) -> 
     return {
         "identical": sum(same),
         "acceptance_length": round(
-            sum(len(one.counted) for one in drafted) / max(1, sum(one.rounds for one in drafted)), 3
+            sum(len(one.counted) for one in drafted) / max(1, sum(one.counts.rounds for one in drafted)), 3
         ),
         "plain_tokens_per_second": speed(plain),
         "speculative_tokens_per_second": speed(drafted),

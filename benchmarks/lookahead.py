@@ -53,9 +53,9 @@ class WindowBench:
         proposers = {NAME: LookaheadProposer(width, size)}
         engine = MeteredEngine(self._verifier, (NAME,), NODE_LIMIT, proposers=proposers)
         runs = self._decoded(engine, mode)
-        rounds = sum(run.rounds for run in runs)
+        rounds = sum(run.counts.rounds for run in runs)
         tokens = sum(len(run.counted) for run in runs)
-        rows = 1 + sum(run.nodes + run.scouts for run in runs) / rounds
+        rows = 1 + sum(run.counts.nodes + run.counts.scouts for run in runs) / rounds
         cost = self._costs.expected_ms(round(rows)) / self._costs.expected_ms(1)
         return {
             "window": width,

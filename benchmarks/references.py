@@ -71,7 +71,7 @@ class ReferenceRuns:
         for at in range(len(self._prompts)):
             for name in next(orders):
                 done = self._decoded(name, at, self._references[name][at])
-                timed = TimedRun(name, at, number, done.counted, done.seconds, done.rounds)
+                timed = TimedRun(name, at, number, done.counted, done.seconds, done.counts.rounds)
                 self._runs.append((timed, done))
 
     def fields(self) -> dict[str, Any]:
@@ -81,15 +81,15 @@ class ReferenceRuns:
     def _figures(self, name: str) -> dict[str, Any]:
         timed = [timed for timed, _ in self._runs]
         own = [(one, done) for one, done in self._runs if one.arm == name]
-        rounds = sum(done.rounds for _, done in own)
-        accepted = sum(done.accepted.get(REFERENCES, 0) for _, done in own)
+        rounds = sum(done.counts.rounds for _, done in own)
+        accepted = sum(done.counts.accepted.get(REFERENCES, 0) for _, done in own)
         return {
             "identical": all(done.ids[0] == self._answers[one.prompt] for one, done in own),
             "acceptance_length": round(sum(len(done.counted) for _, done in own) / rounds, 3),
             "tokens_per_second": tokens_per_second(one for one, _ in own),
             "over_plain": paired_ratio(timed, name, PLAIN),
-            "nodes_per_round": round(sum(done.nodes for _, done in own) / rounds, 2),
-            "accepted_share": round(accepted / max(1, sum(done.nodes for _, done in own)), 4),
+            "nodes_per_round": round(sum(done.counts.nodes for _, done in own) / rounds, 2),
+            "accepted_share": round(accepted / max(1, sum(done.counts.nodes for _, done in own)), 4),
             "draft_ms": round(1000 * sum(done.drafting_s for _, done in own) / rounds, 4),
         }
 

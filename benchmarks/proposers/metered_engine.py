@@ -29,17 +29,9 @@ from verifier_service.sessions.request import SessionRequest, SourceSet
 from verifier_service.settings import VerifierSettings
 
 
-class DecodedStreams(NamedTuple):
-    """Time and counts of one run of streams that start together, from the last stream's first token on."""
+class DraftCounts(NamedTuple):
+    """What streams drafted and delivered."""
 
-    ids: tuple[tuple[int, ...], ...]
-    """Generated tokens of each stream."""
-    counted: tuple[int, ...]
-    """Tokens of all streams that came after the last stream's first one; the other fields are of these."""
-    seconds: float
-    """Processor time."""
-    drafting_s: float
-    """Processor time of proposers: calls that draft, and calls that show them the passes' results."""
     rounds: int
     """Rounds of all streams."""
     nodes: int
@@ -53,16 +45,32 @@ class DecodedStreams(NamedTuple):
     levels: tuple[LevelTimes, ...]
     """What the levels of all batched proposers took, by depth."""
 
+    def since(self, then: "DraftCounts") -> "DraftCounts":
+        """What was added to earlier counts."""
+        places = zip_longest(self.accepted_at, then.accepted_at, fillvalue=0)
+        levels = zip_longest(self.levels, then.levels, fillvalue=LevelTimes())
+        return DraftCounts(
+            self.rounds - then.rounds,
+            self.nodes - then.nodes,
+            self.scouts - then.scouts,
+            {name: count - then.accepted.get(name, 0) for name, count in self.accepted.items()},
+            tuple(now - before for now, before in places),
+            tuple(now.less(before) for now, before in levels),
+        )
 
-class _Counts(NamedTuple):
-    """Counts since the engine began."""
 
-    rounds: int
-    nodes: int
-    scouts: int
-    accepted: dict[str, int]
-    accepted_at: tuple[int, ...]
-    levels: tuple[LevelTimes, ...]
+class DecodedStreams(NamedTuple):
+    """Time and counts of one run of streams that start together, from the last stream's first token on."""
+
+    ids: tuple[tuple[int, ...], ...]
+    """Generated tokens of each stream."""
+    counted: tuple[int, ...]
+    """Tokens of all streams that came after the last stream's first one; the other fields are of these."""
+    seconds: float
+    """Processor time."""
+    drafting_s: float
+    """Processor time of proposers: calls that draft, and calls that show them the passes' results."""
+    counts: DraftCounts
 
 
 class ThreadMeter:
@@ -84,6 +92,10 @@ class ThreadMeter:
 
     def now_s(self) -> float:
         """The processor time of this thread, in seconds."""
+        return time.thread_time()
+
+    def awake_s(self) -> float:
+        """The same: a thread that stands still uses no processor."""
         return time.thread_time()
 
     @contextmanager
@@ -202,21 +214,12 @@ class MeteredEngine:
         began_s, drafted_s = meter.now_s(), meter.drafting_s
         self._run(lambda: not len(core.sessions))
         seconds = meter.now_s() - began_s
-        after = self._counts()
         return DecodedStreams(
             tuple(tuple(one.ids[start:]) for one, start in zip(sessions, starts, strict=True)),
             tuple(id_ for one, at in zip(sessions, counted_from, strict=True) for id_ in one.ids[at:]),
             seconds,
             meter.drafting_s - drafted_s,
-            *(now - then for now, then in zip(after[:3], before[:3], strict=True)),
-            {name: count - before.accepted.get(name, 0) for name, count in after.accepted.items()},
-            tuple(
-                now - then for now, then in zip_longest(after.accepted_at, before.accepted_at, fillvalue=0)
-            ),
-            tuple(
-                now.less(then)
-                for now, then in zip_longest(after.levels, before.levels, fillvalue=LevelTimes())
-            ),
+            self._counts().since(before),
         )
 
     def _run(self, is_done: Callable[[], bool]) -> None:
@@ -229,14 +232,16 @@ class MeteredEngine:
             self._core.finish(begun, outcome, self._meter.forward_done(begun, began_s))
         self._core.collect()
 
-    def _counts(self) -> _Counts:
+    def _counts(self) -> DraftCounts:
+        """Counts since the engine began."""
         counts, totals = self._core.counts, self._core.totals
         nodes = sum(source.admitted for source in counts.values())
         accepted = {name: source.accepted for name, source in counts.items()}
         places = zip(*(source.accepted_at.tolist() for source in counts.values()), strict=True)
         timed = zip_longest(*(proposer.levels for proposer in self._timed.values()), fillvalue=LevelTimes())
         levels = (LevelTimes(*map(sum, zip(*depth, strict=True))) for depth in timed)
-        return _Counts(totals.rounds, nodes, totals.scouts, accepted, tuple(map(sum, places)), tuple(levels))
+        places_sum = tuple(map(sum, places))
+        return DraftCounts(totals.rounds, nodes, totals.scouts, accepted, places_sum, tuple(levels))
 
     def _session(
         self,

@@ -51,7 +51,7 @@ class MethodRuns:
         for at, batch in enumerate(self._batches):
             for method in next(orders):
                 decoded = self._decode(method, at, batch)
-                timed = TimedRun(method, at, number, decoded.counted, decoded.seconds, decoded.rounds)
+                timed = TimedRun(method, at, number, decoded.counted, decoded.seconds, decoded.counts.rounds)
                 self._runs.append((timed, decoded))
                 self._streams += [
                     TimedRun(method, at * len(batch) + stream, number, ids, decoded.seconds)
@@ -78,8 +78,8 @@ class MethodRuns:
         timed = [timed for timed, _ in self._runs]
         decoded = [decoded for run, decoded in self._runs if run.arm == method]
         tokens = sum(len(one.counted) for one in decoded)
-        rounds = sum(one.rounds for one in decoded)
-        accepted = _summed([one.accepted for one in decoded])
+        rounds = sum(one.counts.rounds for one in decoded)
+        accepted = _summed([one.counts.accepted for one in decoded])
         count = sum(accepted.values())
         found: dict[str, Any] = {
             "identical": same_ids(self._streams, [method, PLAIN]),
@@ -88,11 +88,13 @@ class MethodRuns:
             "over_plain": paired_ratio(timed, method, PLAIN),
             "draft_ms": round(1000 * sum(one.drafting_s for one in decoded) / rounds, 4),
             "round_ms": round(1000 * sum(one.seconds for one in decoded) / rounds, 4),
-            "nodes_per_accepted": round(sum(one.nodes for one in decoded) / count, 3) if count else None,
-            "scouts_per_round": round(sum(one.scouts for one in decoded) / rounds, 3),
+            "nodes_per_accepted": round(sum(one.counts.nodes for one in decoded) / count, 3)
+            if count
+            else None,
+            "scouts_per_round": round(sum(one.counts.scouts for one in decoded) / rounds, 3),
             "accepted_share": {name: round(part / tokens, 3) for name, part in sorted(accepted.items())},
-            "accepted_by_place": _by_place([one.accepted_at for one in decoded], rounds),
-            "levels": _levels([one.levels for one in decoded], rounds),
+            "accepted_by_place": _by_place([one.counts.accepted_at for one in decoded], rounds),
+            "levels": _levels([one.counts.levels for one in decoded], rounds),
         }
         return found
 

@@ -55,13 +55,13 @@ class Admission:
 
     def target(self, name: str) -> TargetModel:
         """The served model of this name; see choose_target."""
-        return choose_target(name, self._fleet.targets(), self._fleet.unreached())
+        return choose_target(name, self._fleet.targets(), len(self._fleet.unreached()))
 
     def targets(self) -> Sequence[TargetModel]:
         """All models that are served. Raises Unavailable where there is none."""
         targets = self._fleet.targets()
         if not targets:
-            raise no_verifier(self._fleet.unreached())
+            raise no_verifier()
         return targets
 
     def bounds(self) -> Bounds:
@@ -97,29 +97,29 @@ def owned_session(named: str, owner: str) -> str:
     return checked_session(owner + checked_session(named))
 
 
-def choose_target(name: str, targets: Sequence[TargetModel], unreached: Sequence[str]) -> TargetModel:
+def choose_target(name: str, targets: Sequence[TargetModel], unreached: int) -> TargetModel:
     """The target of this name, or the only target where the name is empty.
 
-    `unreached` are addresses of verifiers that have not described themselves yet. Raises Unavailable where no
+    `unreached` verifiers have not described themselves yet. Raises Unavailable where no
     verifier has, UnknownModel where none serves the name, InvalidRequest where a name is needed.
     """
     served = {target.name: target for target in targets}
     if not served:
-        raise no_verifier(unreached)
+        raise no_verifier()
     if name in served:
         return served[name]
     names = ", ".join(sorted(served))
     if name:
-        silent = f"; not reached yet: {', '.join(unreached)}" if unreached else ""
+        silent = f"; verifiers not reached yet: {unreached}" if unreached else ""
         raise UnknownModel(f"no model {name!r} here; served: {names}{silent}")
     if len(served) > 1:
         raise InvalidRequest(f"model must be given, as several are served: {names}")
     return next(iter(served.values()))
 
 
-def no_verifier(unreached: Sequence[str]) -> Unavailable:
-    """The error where no verifier has described itself; `unreached` are the addresses that were dialled."""
-    return Unavailable(f"no verifier can be reached ({', '.join(unreached)}); try again")
+def no_verifier() -> Unavailable:
+    """The error where no verifier has described itself. Their addresses are none of the client's business."""
+    return Unavailable("no verifier can be reached; try again")
 
 
 async def encode_prompt(text: str, target: TargetModel, *, add_special: bool = True) -> list[int]:

@@ -1,6 +1,7 @@
 """Asks all verifiers how a session's rounds went: a session that was recovered ran on several of them."""
 
 import asyncio
+import logging
 
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.fleet.verifier_link import VerifierLink
@@ -9,6 +10,8 @@ from outrider.v1 import explain_pb2
 from outrider.wire.codec import SessionKey
 from outrider.wire.status import peer_text
 from speculative.errors import OutriderError, Unavailable, UnknownSession
+
+log = logging.getLogger(__name__)
 
 
 async def explain(fleet: Fleet, key: SessionKey, *, nodes: bool) -> explain_pb2.ExplainResponse:
@@ -23,7 +26,10 @@ async def explain(fleet: Fleet, key: SessionKey, *, nodes: bool) -> explain_pb2.
     if not incarnations:
         silent = [answer for answer in answers if isinstance(answer, str)]
         if silent or not links:
-            raise Unavailable(f"no verifier that answers knows session {key.session!r}: {'; '.join(silent)}")
+            log.info("verifiers do not explain", extra={"fields": {"why": "; ".join(silent)}})
+            raise Unavailable(
+                f"no verifier that answers knows session {key.session!r}; not answering: {len(silent)}"
+            )
         raise UnknownSession(
             f"no verifier knows session {key.session!r} of tenant {key.tenant!r}: rounds are kept while it "
             "runs and for a while after"

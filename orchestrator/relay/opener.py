@@ -333,8 +333,8 @@ def _check_fields(message: verifier_pb2.OpenRequest, link: VerifierLink) -> None
     """Raises OlderVerifier where the verifier would ignore what the request asks for."""
     if link.target is not None and (field := unknown_field(message, link.target.request_fields)):
         raise OlderVerifier(
-            f"the request uses {field}, which the verifier {link.address} of model {message.model!r} is too "
-            "old to know; leave the field out, or ask once the verifiers are upgraded"
+            f"the request uses {field}, which a verifier of model {message.model!r} is too old to "
+            "know; leave the field out, or ask once the verifiers are upgraded"
         )
 
 

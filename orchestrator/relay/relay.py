@@ -128,12 +128,25 @@ class Relay:
         opener.heard_of(known.epoch)  # or a record of a clock ahead of this one would stay
         epoch = opener.waits()
         look = asyncio.create_task(self._look(request, epoch, state), name="cancels of a waiting request")
+        begins = False
         try:
             await _wait_for(come, state, deadline)
+            state.cancelled |= await self._ledger.is_cancelled(request.key, epoch, request.mark)
+            begins = come.is_set() and not state.cancelled
         finally:
             look.cancel()
-        state.cancelled |= await self._ledger.is_cancelled(request.key, epoch, request.mark)
+            if not begins:
+                self._end_earlier(request.key, known, epoch)
         return known
+
+    def _end_earlier(self, key: SessionKey, known: Whereabouts, epoch: int) -> None:
+        """End the session's earlier request, which one that waited under this epoch took off the record.
+
+        The waiting one may never be opened, and a Cancel finds the record's request alone.
+        """
+        if (link := self._fleet.verifiers.get(known.verifier)) is not None:
+            for choice in range(known.choices):
+                link.cancel_soon(key._replace(choice=choice), epoch)
 
     async def _look(self, request: AdmittedRequest, epoch: int, state: RequestState) -> None:
         """Cancel a waiting request once another orchestrator has received the request's Cancel."""

@@ -209,7 +209,7 @@ class RelayedRequest:
 
     def _take(self, choice: int, committed: verifier_pb2.Committed, placement: Placement) -> list[Event]:
         """Turn a verifier's message into events for the client."""
-        _raise_for(committed, placement.link.address)
+        _raise_for(committed)
         delivery = self._unfinished[choice]
         events: list[Event] = []
         prompt = 0
@@ -284,7 +284,8 @@ class RelayedRequest:
             raise Unavailable(str(older)) if plan.recovered else InvalidRequest(str(older))
         if isinstance(refusal, Overloaded):
             raise refusal
-        why = "can be reached" if refusal is None else f"takes the request ({peer_text(str(refusal))})"
+        # Why is in the log: what the transport says names the verifier's address.
+        why = "can be reached" if refusal is None else "takes the request now"
         raise Unavailable(f"no verifier of model {name!r} {why}; retry") from refusal
 
     async def _recover(self, placement: Placement, lost: VerifierLost) -> Placement:
@@ -308,7 +309,7 @@ class RelayedRequest:
             except (Unavailable, Overloaded) as refusal:
                 pause_s = pauses.next_s()
                 if pause_s is None:
-                    raise Unavailable(f"{lost}; since then: {refusal}") from refusal
+                    raise Unavailable(f"the request lost its verifier; since then: {refusal}") from refusal
             await asyncio.sleep(pause_s)
 
 
@@ -331,15 +332,15 @@ def _text_of(request: AdmittedRequest, target: TargetModel) -> TextStream | None
     return TextStream(bytes_of, stop_bytes(request.stops), params.min_tokens)
 
 
-def _raise_for(committed: verifier_pb2.Committed, address: str) -> None:
+def _raise_for(committed: verifier_pb2.Committed) -> None:
     """Raise the error that a message reports, if any.
 
     The failure of one session comes as a finish instead.
     """
     if committed.code == CommittedCode.UNKNOWN_SESSION:
         why = committed.message or "it was started anew"
-        raise VerifierLost(f"verifier {address} lost the session ({why})")
+        raise VerifierLost(f"the verifier lost the session ({why})")
     if committed.code == CommittedCode.TAKEN_OVER:
         raise Superseded(committed.message or "a later request took over the session")
     if committed.code and not committed.finished:
-        raise OutriderError(f"verifier {address}: {committed.message} (status {committed.code})")
+        raise OutriderError(f"the verifier: {committed.message} (status {committed.code})")

@@ -50,6 +50,8 @@ class Whereabouts:
     """Whether the client cancelled the request that this one resumes."""
     epoch: int = 0
     """The highest epoch on record of the session; 0: none."""
+    choices: int = 1
+    """Choices of the request that has the session, as far as is known."""
 
 
 class Ledger:
@@ -126,8 +128,8 @@ class Ledger:
         """Look up the last known placement of the request's session, for HINT_S seconds at most."""
         key = request.key
         if (live := self._outbox.get(key)) is not None:
-            gave_up = self._gave_up(live.record, request)
-            return Whereabouts(live.record.verifier, cancelled=gave_up, epoch=live.record.epoch)
+            known, gave_up = live.record, self._gave_up(live.record, request)
+            return Whereabouts(known.verifier, "", gave_up, known.epoch, known.choices)
         prefixes = await hashes_off_loop(request.ids)
         scope = scope_of(key, model)
         record, handle, near = await asyncio.gather(
@@ -140,7 +142,8 @@ class Ledger:
             verifier = handle.verifier
         cancelled = record is not None and self._gave_up(record, request)
         epoch = max((known.epoch for known in (record, handle) if known is not None), default=0)
-        return Whereabouts(verifier, "" if near is None else near[1], cancelled, epoch)
+        choices = 1 if record is None else record.choices
+        return Whereabouts(verifier, "" if near is None else near[1], cancelled, epoch, choices)
 
     async def is_cancelled(self, key: SessionKey, epoch: int, request: int) -> bool:
         """Whether the store has a Cancel of the request with this mark, which had this epoch."""

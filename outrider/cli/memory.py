@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outrider.cli.access import operator_channel, take_operator_certificate
-from outrider.cli.failures import Json, usage
+from outrider.cli.failures import CommandFailed, Json, usage
 
 if TYPE_CHECKING:
     from outrider.v1 import retrieval_pb2
@@ -192,7 +192,7 @@ def drop_documents(
     everything: Annotated[bool, typer.Option("--all", help="Remove all documents of the tenant.")] = False,
     json_: Json = False,
 ) -> None:
-    """Remove documents of a tenant, from disk too.
+    """Remove documents of a tenant, from disk too. It is an error if the tenant has none of these names.
 
     \b
     Example:
@@ -205,6 +205,9 @@ def drop_documents(
 
         request = retrieval_pb2.RemoveDocumentsRequest(tenant=tenant, names=names or ())
         removed = worker.RemoveDocuments(request, timeout=CALL_S).removed
+    if names and not removed:
+        whose = f"tenant {tenant!r}" if tenant else "the tenant without a name"
+        raise CommandFailed(f"{whose} has no document {' or '.join(map(repr, names))}", "NOT_FOUND")
     _print({"removed": removed}, [f"{removed:,} documents removed"], as_json=json_)
 
 

@@ -72,6 +72,10 @@ def test_files_become_documents_by_their_paths_and_are_dropped(run: Run, texts: 
         "removed": 1
     }
     assert run("drop", "--all", "--tenant", "other", "--json").said == {"removed": 0}
+    for tenant, name in (("other", "1.py"), ("acme", "unknown.py")):
+        nothing = run("drop", name, "--tenant", tenant)
+        assert (nothing.status, nothing.out) == (1, "")
+        assert f"tenant {tenant!r} has no document {name!r}" in nothing.err
     assert run("stats", "--json").said["documents"] == 2
     assert run("forget", "--all", "--tenant", "acme").out == "tenant 'acme': forgotten\n"
     assert run("stats", "--json").said["documents"] == 0

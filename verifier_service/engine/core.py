@@ -132,7 +132,7 @@ class EngineCore:
         self._costs = costs or StepCostModel()
         self._meter = meter or Unmeasured()
         self._budget = DraftBudget(self._costs, limits.adaptive)
-        self.proposers = ProposerHost(proposers, self.sessions, self.counts, self._meter.now_s)
+        self.proposers = ProposerHost(proposers, self.sessions, self.counts, self._meter.awake_s)
         self.presences = PresenceTrials()
         """What remote sources cost the target, measured."""
         self._began_s: float | None = None

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.runtime.stalls.awake_clock import AwakeClock
 from speculative.choice import ChoiceCounts
 from speculative.fragment import Offer
 from verifier_service.engine.step_cost import StepCostModel
@@ -252,9 +253,10 @@ class StepClock:
     Args:
         timings: get the duration of every step's parts.
         costs: learns what steps take.
+        awake: measures calls of proposers.
     """
 
-    def __init__(self, timings: Timings, costs: StepCostModel) -> None:
+    def __init__(self, timings: Timings, costs: StepCostModel, awake: AwakeClock | None = None) -> None:
         self.began = 0.0
         """When the last forward began."""
         self.ended: float | None = None
@@ -263,6 +265,7 @@ class StepClock:
         """Seconds that the last forward's step waited for drafts."""
         self._timings = timings
         self._costs = costs
+        self._awake = awake or AwakeClock()
         self._sampling = self._waiting = self._proposing = 0.0
         self._computed = (1, 0)
         """Sessions of the last forward, and drafted nodes and scouts."""
@@ -286,6 +289,10 @@ class StepClock:
     def now_s(self) -> float:
         """The time, in seconds."""
         return time.perf_counter()
+
+    def awake_s(self) -> float:
+        """Seconds for which the process ran."""
+        return self._awake.awake_s()
 
     @contextmanager
     def taking_in(self) -> Iterator[None]:
@@ -347,6 +354,9 @@ class StepMeter(Protocol):
     def now_s(self) -> float:
         """The time, in seconds."""
 
+    def awake_s(self) -> float:
+        """Seconds for which the process ran: by these calls of proposers are judged."""
+
 
 class Unmeasured:
     """The StepMeter of a caller that measures nothing."""
@@ -369,3 +379,7 @@ class Unmeasured:
     def now_s(self) -> float:
         """Always the same time."""
         return 0.0
+
+    def awake_s(self) -> float:
+        """The same as `now_s`."""
+        return self.now_s()

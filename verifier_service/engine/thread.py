@@ -14,6 +14,7 @@ from threading import Lock
 from types import MappingProxyType
 
 from outrider.lm.parallel.rank_group import RankLost
+from outrider.runtime.stalls.awake_clock import AwakeClock
 from speculative.fragment import Fragment
 from verifier_service.engine.core import AwaitDrafts, EngineCore, Idle, TargetPass
 from verifier_service.engine.kv_cache import KVCache
@@ -124,7 +125,8 @@ class EngineThread:
     ) -> None:
         self.timings = Timings()
         costs = costs or StepCostModel()
-        self._clock = StepClock(self.timings, costs)
+        self._awake = AwakeClock() if proposers else None
+        self._clock = StepClock(self.timings, costs, self._awake)
         kv = KVCache(target.pool, limits.reuse_prefixes, limits.lease_s)
         self.core = EngineCore(kv, limits, costs, self._clock, proposers)
         self._target = target
@@ -153,6 +155,8 @@ class EngineThread:
     def _run(self) -> None:
         if self._noise is not None:
             self._noise.start()
+        if self._awake is not None:
+            self._awake.start()
         try:
             while not self._stopping:
                 self._turn()
@@ -162,6 +166,8 @@ class EngineThread:
         finally:
             if self._noise is not None and not self._noise.stop(_NOISE_STOP_S):
                 log.warning("noise was still being drawn")
+            if self._awake is not None:
+                self._awake.stop()
 
     def _turn(self) -> None:
         """One step, or one beat of an idle engine."""

@@ -114,7 +114,7 @@ class ProposerHost:
         proposers: by source name.
         sessions: all sessions of the worker.
         counts: of drafted nodes, by source name.
-        now_s: the time, in seconds; constant where nothing is measured.
+        now_s: seconds for which the process ran (see `AwakeClock`); constant where nothing is measured.
 
     Raises ValueError where the target's pool lacks the planes that the proposers need.
     """
@@ -142,7 +142,7 @@ class ProposerHost:
         self._step: list[tuple[ProposerPrice, int, bool]] = []
         """For each proposer of the step: its price, the sessions it could draft for, whether it was asked."""
         self.now_s = now_s
-        """The time, in seconds."""
+        """Seconds for which the process ran: a process that stood still is no fault of a proposer."""
 
     @property
     def has_planes(self) -> bool:
@@ -375,7 +375,7 @@ class _Call:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        took_s = self._host.now_s() - self._began_s
+        took_s = max(0.0, self._host.now_s() - self._began_s)
         self.ms = took_s * 1000
         hosted = self._hosted
         hosted.spent_s += took_s

@@ -142,7 +142,7 @@ def measure(pair: ModelPair, key: Key) -> dict[str, Any]:
     plain_s = sum(each.seconds for each in done[PLAIN])
     row: dict[str, Any] = {"share": share, "documents": len(clean)} | quality(clean, wrong, answers)
     for arm in SOURCES:
-        rounds = sum(each.rounds for each in done[arm])
+        rounds = sum(each.counts.rounds for each in done[arm])
         row[arm] = {
             "identical": [each.ids[0] for each in done[arm]] == answers,
             "acceptance_length": round(sum(len(each.counted) for each in done[arm]) / rounds, 3),

@@ -135,16 +135,16 @@ def test_text_too_large_for_the_context_is_refused_unread(table: Any) -> None:
 
 
 def test_the_model_may_be_left_out_where_there_is_one() -> None:
-    assert choose_target("", [target("one")], []).name == "one"
+    assert choose_target("", [target("one")], 0).name == "one"
     with pytest.raises(InvalidRequest, match="one, two"):
-        choose_target("", [target("two"), target("one")], [])
+        choose_target("", [target("two"), target("one")], 0)
 
 
 def test_an_unknown_model_is_told_from_a_verifier_not_reached_yet() -> None:
-    with pytest.raises(UnknownModel, match=r"no model 'two' here; served: one; not reached yet: b:1"):
-        choose_target("two", [target("one")], ["b:1"])
-    with pytest.raises(Unavailable, match="b:1"):
-        choose_target("two", [], ["b:1"])
+    with pytest.raises(UnknownModel, match=r"no model 'two' here; served: one; verifiers not reached yet: 1"):
+        choose_target("two", [target("one")], 1)
+    with pytest.raises(Unavailable, match="no verifier can be reached"):
+        choose_target("two", [], 1)
 
 
 def test_each_choice_has_a_session_and_a_seed_of_its_own() -> None:

@@ -7,8 +7,10 @@ import pytest
 
 from orchestrator.relay.opening_turns import AT_ONCE
 from orchestrator.store.entries import VERSION, epoch_to_bytes, record_name
+from orchestrator.store.redis import RedisStore
 from outrider.wire.codec import SessionKey
 from outrider.wire.epochs import RANDOM_BITS, wall_clock_ms
+from speculative.errors import Unavailable
 from speculative.stop import FinishReason
 from tests.orchestrator.conftest import FakeVerifier, next_id
 from tests.orchestrator.fronts import soon
@@ -59,3 +61,43 @@ async def test_a_cancel_ends_it_and_its_session_s_next_request_is_answered(
     again = ask("burst", waiting)
     for answer in (again, *asked.values()):
         assert list((await answer).ids) == [next_id(position) for position in range(1, 5)]
+
+
+@pytest.mark.parametrize("is_left", [True, False], ids=["its client left", "its time is over"])
+async def test_the_session_s_earlier_request_ends_with_one_that_waited_in_vain(
+    world: Any, redis_server: RedisServer, is_left: bool
+) -> None:
+    verifier = FakeVerifier(per_tick=0)
+    await world.serve(verifier)
+    one, other = [
+        await world.ready(await world.front([verifier.address], store="redis", redis_url=redis_server.url))
+        for _ in range(2)
+    ]
+
+    def ask(front: Any, tenant: str, session: str, **options: Any) -> asyncio.Future[Any]:
+        request = front.client.generate(ids=[5], tenant=tenant, session=session, max_tokens=4, **options)
+        return asyncio.ensure_future(request)
+
+    key = SessionKey("burst", "mine")
+    earlier = ask(one, *key[:2])
+    await world.until(lambda: key in verifier.sessions)
+    burst = [ask(other, "quiet", "quiet"), *(ask(other, "burst", name) for name in map(str, range(AT_ONCE)))]
+    await world.until(lambda: len(verifier.opened) == 2 + AT_ONCE)
+    store = RedisStore(redis_server.url)
+
+    async def waits() -> bool:
+        record = await store.find(key)
+        return record is not None and not record.verifier
+
+    async with asyncio.timeout(30):
+        if is_left:
+            later = ask(other, *key[:2])
+            await soon(waits)
+            later.cancel()
+        else:
+            with pytest.raises(Unavailable):
+                await ask(other, *key[:2], timeout=1.0)
+        await world.until(lambda: verifier.sessions[key].finished is FinishReason.CANCELLED)
+    await store.close()
+    verifier.per_tick = 4
+    await asyncio.gather(earlier, *burst)

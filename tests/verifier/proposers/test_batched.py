@@ -10,6 +10,7 @@ import torch
 from core_driver import GREEDY, SAMPLED, CoreDriver
 from ngram_lm import NgramLM
 
+from outrider.runtime.stalls.awake_clock import AwakeClock
 from speculative.params import SamplingParams
 from verifier_service.engine.stats import Unmeasured
 from verifier_service.engine.step_cost import StepCostModel
@@ -227,6 +228,29 @@ def test_one_that_is_slow_is_muted(call_s: float, calls: int) -> None:
     assert ids == PLAIN
     assert "the engine waits" in driver.core.proposers.muted["bigram"]
     assert proposer.levels == calls
+
+
+@pytest.mark.parametrize("is_frozen", [True, False], ids=["frozen", "busy"])
+def test_one_that_was_called_while_the_process_stood_still_is_not_muted(is_frozen: bool) -> None:
+    clock = Clock()
+    worked_s = 0.0
+    awake = AwakeClock(clock.now_s, lambda: worked_s)
+    awake.beat()
+
+    class Judged(Clock):
+        def awake_s(self) -> float:
+            return awake.awake_s()
+
+    class Late(Drafting):
+        def level(self, session: ProposedSession, depth: int) -> DraftLevel | None:
+            nonlocal worked_s
+            clock.time += 5.0
+            worked_s += 0.0 if is_frozen else 5.0
+            return super().level(session, depth)
+
+    ids, driver = decoded(Late(), Judged())
+    assert ids == PLAIN
+    assert bool(driver.core.proposers.muted) is not is_frozen
 
 
 def test_a_dear_one_that_drafts_what_a_cheap_one_has_drafted_rests() -> None:
