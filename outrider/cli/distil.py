@@ -6,90 +6,43 @@ error.
 
 import json
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from outrider.cli import distil_flags as flags
 from outrider.cli.failures import CommandFailed, Json, usage
+from training.heads.kinds import KINDS
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-KINDS = "medusa, hydra, eagle, eagle3, mtp, pass, lm, block"
+    from training.heads.recipe import DistilOptions
 
 
 def distil(
-    target: Annotated[str, typer.Option(help="Target that the head is for: a Hugging Face folder or id.")],
-    out: Annotated[Path, typer.Option(help="Folder of the finished head, replaced if it exists.")],
-    text: Annotated[list[Path] | None, typer.Argument(help="Text files, and folders to read whole.")] = None,
-    kind: Annotated[
-        str, typer.Option(help=f"Kind of head: {KINDS} (the last two are small models).")
-    ] = "eagle",
-    past: Annotated[
-        list[Path] | None,
-        typer.Option(help="File of past outputs that `outrider memory export` wrote; repeatable."),
-    ] = None,
-    glob: Annotated[
-        list[str] | None, typer.Option(help="Read only files of folders that match this; repeatable.")
-    ] = None,
-    held_out: Annotated[
-        Path | None,
-        typer.Option(help="JSON lines with a `prompt` each, to measure with. Default: a part of the text."),
-    ] = None,
-    work: Annotated[
-        Path | None,
-        typer.Option(help="Folder of checkpoints, which several kinds may share. Default: OUT.work."),
-    ] = None,
-    data: Annotated[
-        str,
-        typer.Option(help="Who writes the text: fixed (it stays as it is), target, drafter, or mixed."),
-    ] = "mixed",
-    written: Annotated[
-        float, typer.Option(help="With --data mixed: share of the rows that a model continues.")
-    ] = 0.5,
-    drafter: Annotated[
-        str | None,
-        typer.Option(
-            help="Model that continues the rows of --data drafter and half the rows of --data mixed; for the "
-            "kinds lm and block also the model from which training starts."
-        ),
-    ] = None,
-    boost_of: Annotated[
-        str | None,
-        typer.Option(help="For the kind lm: a first drafter, from whose misses the new drafter learns most."),
-    ] = None,
-    boost: Annotated[
-        float | None,
-        typer.Option(
-            help="With --boost-of: weight of tokens that the first drafter has right. Default: 0.2."
-        ),
-    ] = None,
-    divergence: Annotated[
-        str, typer.Option(help="forward-kl, reverse-kl, jsd, tvd, or cross-entropy with the text itself.")
-    ] = "forward-kl",
-    tokens: Annotated[int, typer.Option(help="Tokens of text, without past outputs.")] = 1_000_000,
-    window: Annotated[int, typer.Option(help="Tokens of a training row.")] = 512,
-    steps: Annotated[int, typer.Option(help="Training steps. Default: some passes over all rows.")] = 0,
-    batch: Annotated[int, typer.Option(help="Tokens of a step.")] = 3072,
-    depth: Annotated[
-        int,
-        typer.Option(
-            help="Medusa's or Hydra's heads, simulated steps of a head of one layer, look-ahead tokens, or a "
-            "block's places. Default: 3; eagle3: 4; block: 6."
-        ),
-    ] = 0,
-    draft_vocabulary: Annotated[
-        int,
-        typer.Option(
-            help="For the kind eagle3: number of tokens that the head may draft, the most frequent ones of "
-            "the text. Default: as many as make up 98 % of the text."
-        ),
-    ] = 0,
-    rate: Annotated[float, typer.Option(help="Peak learning rate. Default: by kind.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 0,
-    device: Annotated[str, typer.Option(help="Torch device, such as cpu or cuda.")] = "cpu",
-    threads: Annotated[int | None, typer.Option(min=1, help="Compute threads. Default: by cores.")] = None,
+    target: flags.Target,
+    out: flags.Out,
+    text: flags.Text = None,
+    kind: flags.Kind = "eagle",
+    past: flags.Past = None,
+    glob: flags.Glob = None,
+    held_out: flags.HeldOut = None,
+    work: flags.Work = None,
+    data: flags.Data = "mixed",
+    written: flags.Written = 0.5,
+    drafter: flags.Drafter = None,
+    boost_of: flags.BoostOf = None,
+    boost: flags.Boost = None,
+    divergence: flags.Divergence = "forward-kl",
+    tokens: flags.Tokens = 1_000_000,
+    window: flags.Window = 512,
+    steps: flags.Steps = 0,
+    batch: flags.Batch = 3072,
+    depth: flags.Depth = 0,
+    draft_vocabulary: flags.DraftVocabulary = 0,
+    rate: flags.Rate = 0.0,
+    seed: flags.Seed = 0,
+    device: flags.Device = "cpu",
+    threads: flags.Threads = None,
     json_: Json = False,
 ) -> None:
     """Train a head or a small drafter for a target from text, past outputs, or both.
@@ -101,16 +54,15 @@ def distil(
       outrider distil notes/ --kind eagle --target models/target --out heads/eagle
       outrider distil --past acme.jsonl --kind medusa --target Qwen/Qwen3-0.6B --out heads/m --device cuda
     """
-    try:
-        from training.heads.job import distil as run
-        from training.heads.recipe import DistilOptions
-        from training.loop import Interrupted
-    except ModuleNotFoundError as error:
-        raise CommandFailed(f"{error.name} is not installed: pip install 'outrider[verifier]'") from error
+    if kind not in KINDS:
+        raise usage(f"--kind {kind!r} is not one of {', '.join(KINDS)}")
     if boost is not None and boost_of is None:
         raise usage(f"--boost {boost:g} without --boost-of; name the first drafter, or leave --boost out")
+    try:
+        from training.heads.recipe import DistilOptions
+    except ModuleNotFoundError as error:
+        raise CommandFailed(f"{error.name} is not installed: pip install 'outrider[verifier]'") from error
     from outrider.runtime.threads import most_threads
-    from retrieval_service.corpus.texts import TextSource
 
     options = DistilOptions(
         kind=kind,
@@ -138,14 +90,23 @@ def distil(
         device=device,
         threads=threads or most_threads(),
     )
+    result = _trained(options)
+    print(json.dumps(result) if json_ else "\n".join(_lines(result)))
+
+
+def _trained(options: "DistilOptions") -> dict[str, Any]:
+    """Trains, with a bar per stage; returns the outcome. Raises CommandFailed where Ctrl-C ends it."""
+    from retrieval_service.corpus.texts import TextSource
+    from training.heads.job import distil as run
+    from training.loop import Interrupted
+
     with _Bars() as bars:
         try:
-            result = run(options, TextSource(options.text, options.globs), bars.show)
+            return run(options, TextSource(options.text, options.globs), bars.show)
         except Interrupted as error:
             raise CommandFailed(
                 "interrupted, with a checkpoint; run the same command to go on", "ABORTED"
             ) from error
-    print(json.dumps(result) if json_ else "\n".join(_lines(result)))
 
 
 class _Bars:

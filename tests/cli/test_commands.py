@@ -65,6 +65,21 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
         assert f"  {command} " in done.stdout
 
 
+def test_a_kind_of_head_that_does_not_exist_is_refused_before_torch_is_imported() -> None:
+    code = (
+        "import sys\n"
+        "from outrider.cli.app import main\n"
+        "try:\n    main(['distil', 'notes', '--kind', 'nope', '--target', 't', '--out', 'o'])\n"
+        "except SystemExit as end:\n    assert end.code == 2, end.code\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--kind 'nope' is not one of" in done.stderr
+
+
 @pytest.mark.parametrize("command", ["up", "chat", "generate", "bench"])
 def test_help_of_a_command_has_examples(command: str, run: Run) -> None:
     done = run(command, "--help")
@@ -118,6 +133,10 @@ def test_help_of_a_benchmark_is_its_own() -> None:
         (
             ("distil", "notes", "--kind", "lm", "--target", "t", "--out", "o", "--boost", "0.5"),
             "--boost 0.5 without --boost-of",
+        ),
+        (
+            ("distil", "notes", "--kind", "nope", "--target", "t", "--out", "o"),
+            "--kind 'nope' is not one of medusa, hydra, eagle",
         ),
         (
             ("edge", "--server", "http://c", "--draft-with", "x", "--bind", "nowhere"),

@@ -8,14 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from speculative.errors import InvalidRequest
+from training.heads.kinds import BLOCK, EAGLE, EAGLE3, HYDRA, KINDS, LM, MEDUSA, MODELS, MTP, PASS
 from training.heads.loss import LOSSES, HeadLoss
 from training.heads.rows import DATA, DRAFTER, MIXED
-
-MEDUSA, HYDRA, EAGLE, EAGLE3, MTP = "medusa", "hydra", "eagle", "eagle3", "mtp"
-PASS, LM, BLOCK = "pass", "lm", "block"
-KINDS = (MEDUSA, HYDRA, EAGLE, EAGLE3, MTP, PASS, LM, BLOCK)
-_MODELS = (LM, BLOCK)
-"""Kinds that are models of their own, which begin as the model that `--drafter` names."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +114,7 @@ def checked(options: DistilOptions) -> DistilOptions:
     for name, known in (("kind", KINDS), ("data", DATA), ("divergence", LOSSES)):
         if (given := getattr(options, name)) not in known:
             raise InvalidRequest(f"--{name} {given!r} is not one of {', '.join(known)}")
-    if options.kind in _MODELS and options.drafter is None:
+    if options.kind in MODELS and options.drafter is None:
         raise InvalidRequest(f"--kind {options.kind} needs --drafter, the model to begin with")
     if options.kind == BLOCK and options.depth == 1:
         raise InvalidRequest("--depth 1: a block of one token is no block; give 2 or more")
