@@ -15,9 +15,9 @@ from outrider.tokens import TokenTable
 from tests.in_time import in_time
 from tests.loop_time import MOST_S, longest_callback
 from tests.orchestrator.conftest import Front, World, next_id
+from tests.orchestrator.front.sending import send
 from tests.orchestrator.front.test_http_abuse import HEAD, raw
 from tests.orchestrator.front.test_http_completions import PLAIN
-from tests.orchestrator.front.test_http_refusals import send
 
 CONTEXT = 131_072
 BURST = 1_500

@@ -29,7 +29,7 @@ from speculative.errors import (
     Unauthenticated,
 )
 from tests.orchestrator.conftest import MAX_LENGTH, FakeVerifier, Front, World
-from tests.orchestrator.front.test_http_refusals import send
+from tests.orchestrator.front.sending import send
 from tests.orchestrator.fronts import orchestrator, soon, write_keys
 
 ASKS: dict[str, Any] = {"ids": [5, 6], "max_tokens": 4}

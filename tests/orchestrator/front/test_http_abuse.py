@@ -17,8 +17,8 @@ from outrider.tokens import TokenTable
 from outrider.wire.incoming.malformed import MALFORMED
 from tests.in_time import in_time
 from tests.orchestrator.conftest import World
+from tests.orchestrator.front.sending import TEXT, send
 from tests.orchestrator.front.test_http_completions import HI, asking
-from tests.orchestrator.front.test_http_refusals import TEXT, send
 from tests.orchestrator.fronts import connected
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"

@@ -7,8 +7,8 @@ from typing import Any
 import outrider
 from outrider.tokens import TokenTable
 from tests.orchestrator.conftest import MAX_LENGTH, World
+from tests.orchestrator.front.sending import send
 from tests.orchestrator.front.test_http_completions import HI, asking
-from tests.orchestrator.front.test_http_refusals import send
 
 
 async def test_models_are_listed_and_told_one_by_one(world: World, table: TokenTable) -> None:

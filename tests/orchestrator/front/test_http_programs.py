@@ -11,8 +11,8 @@ import pytest
 from orchestrator.front.http.event_stream import EventStream
 from outrider.tokens import TokenTable
 from tests.orchestrator.conftest import MAX_LENGTH, World
+from tests.orchestrator.front.sending import send
 from tests.orchestrator.front.test_http_completions import HI, asking, expected
-from tests.orchestrator.front.test_http_refusals import send
 
 IGNORED: dict[str, Any] = {
     "user": "me",

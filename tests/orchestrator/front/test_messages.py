@@ -13,8 +13,8 @@ import pytest
 from outrider.client import AsyncClient
 from outrider.tokens import TokenTable
 from tests.orchestrator.conftest import MAX_LENGTH, FakeVerifier, Front, World
+from tests.orchestrator.front.sending import send
 from tests.orchestrator.front.test_http_completions import HI, PLAIN, asking, expected
-from tests.orchestrator.front.test_http_refusals import send
 from tests.orchestrator.fronts import soon, write_keys
 
 

@@ -19,8 +19,8 @@ from outrider.tokens import TokenTable
 from outrider.v1 import explain_pb2
 from outrider.wire.epochs import wall_clock_ms
 from tests.orchestrator.conftest import Front, World
+from tests.orchestrator.front.sending import send
 from tests.orchestrator.front.test_http_completions import asking
-from tests.orchestrator.front.test_http_refusals import send
 from tests.orchestrator.fronts import soon, write_keys
 
 LOADED = re.compile(r'<[^>]*\b(?:src|href|action)\s*=\s*"([^"]*)"|(@import|url\(|https?:[^"]*)')
