@@ -31,16 +31,10 @@ from training.heads.block_lm import BlockLM
 from training.heads.boost import FirstDrafter
 from training.heads.card import card
 from training.heads.frozen import FrozenTarget
+from training.heads.kinds import BLOCK, LM
 from training.heads.lessons import Lessons, features_of, written_rows
 from training.heads.look_ahead import TrainedLookAhead
-from training.heads.recipe import (
-    BLOCK,
-    LM,
-    DistilOptions,
-    checked,
-    epochs_of,
-    measured_depth,
-)
+from training.heads.recipe import DistilOptions, checked, epochs_of, measured_depth
 from training.heads.rows import TrainingText, beginnings, fixed_rows, read_text, row_counts
 from training.heads.small_lm import SmallLM, check_width
 from training.heads.unrolled import TrainedHead
