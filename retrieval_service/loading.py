@@ -1,16 +1,18 @@
 """Opens everything that the settings name: the tokenizer, corpora, past outputs, documents."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from outrider.compiling.library_builder import LibraryBuilder
 from outrider.tokens import TokenTable, split_revision
 from retrieval_service.building import remove_left
 from retrieval_service.catalogue import Catalogue, CorpusKey
 from retrieval_service.corpus.errors import CorpusError
 from retrieval_service.corpus.index import CorpusIndex
+from retrieval_service.past.compiled_index import find_library
 from retrieval_service.past.outputs import Limits, PastOutputs
 from retrieval_service.settings import RetrievalSettings
 from retrieval_service.store import CorpusStore
@@ -48,9 +50,13 @@ class Loaded:
     """The server that embeds documents, if the settings name one."""
     no_documents: str = NO_EMBEDDINGS
     """Why there are no documents, where there are none."""
+    index_builder: LibraryBuilder | None = None
+    """Compiles the index of past outputs beside the worker."""
 
     def close(self) -> None:
         """Writes past outputs and ends the search. The worker closes the corpora."""
+        if self.index_builder is not None:
+            self.index_builder.close()
         if self.embeddings is not None:
             self.embeddings.close()
         if self.documents is not None:
@@ -89,7 +95,27 @@ def load(settings: RetrievalSettings) -> Loaded:
             catalogue.add(CorpusKey(index.header.tenant, path.name), index)
     for key, index in named.items():
         catalogue.add(key, index)
-    return Loaded(tokens, catalogue, store, past, documents, near.server, near.without)
+    builder = None if past is None else _index_builder(past, settings.cache_dir)
+    return Loaded(tokens, catalogue, store, past, documents, near.server, near.without, builder)
+
+
+def _index_builder(past: PastOutputs, cache_dir: Path | None) -> LibraryBuilder:
+    """A builder, which has started, of the compiled index: past outputs use it as soon as it is there."""
+
+    def use(folder: Path, is_stopped: Callable[[], bool], compiles: bool) -> bool:
+        try:
+            library = find_library(folder, is_stopped, compiles)
+            if library is not None:
+                past.use(library)
+        except Exception as error:  # whatever it is, the Python index goes on
+            if compiles and not is_stopped():
+                log.info("past outputs are indexed in Python: %s", error)
+            return False
+        return library is not None
+
+    builder = LibraryBuilder(cache_dir, use)
+    builder.start()
+    return builder
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, SecretStr
 
-from outrider.runtime.settings import Names, WorkerSettings
+from outrider.runtime.settings import CacheDir, Names, WorkerSettings, default_cache_dir
 from retrieval_service.ranking import DraftShape
 
 DEFAULT = DraftShape()
@@ -48,6 +48,9 @@ class RetrievalSettings(WorkerSettings):
     """Most tokens of past output, of all tenants together; the tenant with the most loses its oldest."""
     past_tokens_of_tenant: Annotated[int, Field(ge=1024, lt=2**28)] = 2_000_000
     """Most tokens of past output of one tenant; its oldest go first."""
+    cache_dir: CacheDir = Field(default_factory=default_cache_dir)
+    """Folder that keeps the compiled index of past outputs for later starts; none: nothing is kept. Default:
+    outrider in the user's cache folder."""
     nodes: Annotated[int, Field(ge=1, le=255)] = DEFAULT.nodes
     """Most nodes of one draft."""
     depth: Annotated[int, Field(ge=1, le=255)] = DEFAULT.depth

@@ -25,6 +25,9 @@ import numpy as np
 from benchmarks.retrieval.arctic_cache import open_arctic_cache
 from benchmarks.shared.envelope import REPOSITORY, module_command
 from benchmarks.shared.process_memory import resident_bytes
+from outrider.compiling.toolchain import find_compiler
+from outrider.runtime.settings import default_cache_dir
+from retrieval_service.past.compiled_index import find_library
 from retrieval_service.past.outputs import Limits, PastOutputs
 
 VOCABULARY = 8_000
@@ -33,6 +36,8 @@ PIECE = 4
 """Tokens by which a session grows at a time."""
 NODE_LIMIT, DEPTH = 32, 16
 LOOKUPS = 5_000
+ROWS = ("memory", "python", "disk", "full", "arctic")
+"""In memory, there with the index in Python, with a folder, at the limit, arctic-inference."""
 
 Extend = Callable[[str, list[int]], object]
 Finish = Callable[[str], object]
@@ -116,10 +121,21 @@ def memory_row(tokens: int, extend: Extend, finish: Finish, lookup: Lookup) -> d
     }
 
 
-def past_outputs_row(tokens: int, folder: Path | None) -> dict[str, Any]:
+def opened(folder: Path | None, limits: Limits, compiled: bool = True) -> PastOutputs:
+    """Past outputs with the compiled index, where there is a compiler, or with the one in Python."""
+    outputs = PastOutputs(folder, limits)
+    if compiled and find_compiler() is not None:
+        cache_dir = default_cache_dir() or Path(tempfile.gettempdir()) / "outrider"
+        library = find_library(cache_dir, lambda: False, compiles=True)
+        assert library is not None
+        outputs.use(library)
+    return outputs
+
+
+def past_outputs_row(tokens: int, folder: Path | None, compiled: bool = True) -> dict[str, Any]:
     """Figures of PastOutputs with one tenant; with a folder also its bytes on disk and seconds to reopen."""
     limits = Limits(tenant_tokens=2 * tokens + 100_000, total_tokens=2 * tokens + 100_000)
-    outputs = PastOutputs(folder, limits)
+    outputs = opened(folder, limits, compiled)
     outputs.extend("tenant", "first", [1, 2])
     memory = outputs.memory("tenant")
     result = memory_row(
@@ -134,14 +150,14 @@ def past_outputs_row(tokens: int, folder: Path | None) -> dict[str, Any]:
             sum(path.stat().st_size for path in folder.rglob("*.*")) / result["tokens"], 1
         )
         started = time.perf_counter()
-        PastOutputs(folder, limits).close()
+        opened(folder, limits, compiled).close()
         result["reopen_seconds"] = round(time.perf_counter() - started, 2)
     return result
 
 
 def full_row(tokens: int) -> dict[str, Any]:
     """Figures of PastOutputs at its limit, where every inserted token evicts one."""
-    outputs = PastOutputs(None, Limits(tenant_tokens=tokens, total_tokens=2 * tokens))
+    outputs = opened(None, Limits(tenant_tokens=tokens, total_tokens=2 * tokens))
     insert(
         tokens,
         lambda name, ids: outputs.extend("tenant", name, ids),
@@ -168,7 +184,7 @@ def arctic_row(tokens: int) -> dict[str, Any] | None:
 
 
 def measure_apart(what: str, tokens: int) -> dict[str, Any] | None:
-    """The row `memory`, `disk`, `full` or `arctic`, measured in a process of its own."""
+    """One of `ROWS`, measured in a process of its own."""
     command = module_command("retrieval.past_cost", "--tokens", str(tokens), "--only", what)
     ended = subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, check=True)
     result: dict[str, Any] | None = json.loads(ended.stdout.splitlines()[-1])
@@ -176,13 +192,15 @@ def measure_apart(what: str, tokens: int) -> dict[str, Any] | None:
 
 
 def measure_here(what: str, tokens: int) -> dict[str, Any] | None:
-    """The row `memory`, `disk`, `full` or `arctic`, measured in this process."""
+    """One of `ROWS`, measured in this process."""
     if what == "full":
         return full_row(tokens)
     if what == "arctic":
         return arctic_row(tokens)
     if what == "memory":
         return past_outputs_row(tokens, None)
+    if what == "python":
+        return past_outputs_row(tokens, None, compiled=False)
     with tempfile.TemporaryDirectory() as folder:
         return past_outputs_row(tokens, Path(folder))
 
@@ -191,14 +209,14 @@ def main() -> None:
     """Measures and prints the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=1_000_000, help="tokens to insert")
-    parser.add_argument("--only", choices=("memory", "disk", "full", "arctic"), help="measure this row only")
+    parser.add_argument("--only", choices=ROWS, help="measure this row only")
     options = parser.parse_args()
     if options.only:
         print(json.dumps(measure_here(options.only, options.tokens)))
         return
     started = time.perf_counter()
     rows = {}
-    for what in ("memory", "disk", "full", "arctic"):
+    for what in ROWS:
         rows[what] = measure_apart(what, options.tokens)
         print(f"{what}: {rows[what]}", flush=True)
     settings = {"tokens": options.tokens, "node_limit": NODE_LIMIT, "depth": DEPTH, "traffic": "template"}

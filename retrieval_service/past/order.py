@@ -46,6 +46,11 @@ class ContextOrder:
         self._blocks = [positions[at : at + half] for at in range(0, len(positions), half)]
         self._firsts = [self._key(block[0]) for block in self._blocks]
 
+    @property
+    def blocks(self) -> "list[array[int]]":
+        """The positions in their blocks; not to be changed."""
+        return self._blocks
+
     def positions(self) -> "array[int]":
         """All positions in the order of their contexts."""
         whole: array[int] = array("I")

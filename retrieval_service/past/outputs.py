@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from retrieval_service.past.compiled_index import IndexLibrary
 from retrieval_service.past.records import PastError
 from retrieval_service.past.tenant import STEP, Tenant
 from retrieval_service.past.tenant_files import TenantFiles, finish_wiping, is_folder_name, tenant_of
@@ -89,6 +90,7 @@ class PastOutputs:
         self._lock = threading.Lock()
         self._since_room = 0
         self._refused = 0
+        self._library: IndexLibrary | None = None
         self._writer: Writer | None = None
         self._held: IO[str] | None = None
         if folder is not None:
@@ -122,6 +124,15 @@ class PastOutputs:
         if self._since_room >= _ROOM_EVERY:
             self._make_room()
         return True
+
+    def use(self, library: IndexLibrary) -> None:
+        """Index all text with this library from now on; what is found stays the same. Raises MemoryError.
+
+        Each tenant's lookups wait while its index is taken over: some tens of milliseconds a million ids.
+        """
+        self._library = library
+        for tenant in list(self._tenants.values()):
+            tenant.use(library)
 
     def finish(self, tenant: str, session: str) -> None:
         """End a session's sequence; later ids under its name begin a new one."""
@@ -225,6 +236,8 @@ class PastOutputs:
                     self._refused += 1
                     return None
                 known = self._tenants[name] = self._new(name)
+                if self._library is not None:
+                    known.use(self._library)
                 if self._writer is not None:
                     self._writer.start(known)
         return known

@@ -4,6 +4,7 @@ import threading
 from array import array
 from collections.abc import Callable, Sequence
 
+from retrieval_service.past.compiled_index import IndexLibrary
 from retrieval_service.past.tenant_files import TenantFiles
 from retrieval_service.past.text import Added, Held, PastText
 from retrieval_service.trie import CountedTrie, counted
@@ -41,6 +42,11 @@ class Tenant:
                 self.behind = True
                 self.skipped_records += 1
             return True
+
+    def use(self, library: IndexLibrary) -> None:
+        """Go on with a compiled index; see `PastText.use`."""
+        with self._lock:
+            self.text.use(library)
 
     def finish(self, session: str) -> None:
         """End a session's sequence; see `PastText.finish`."""

@@ -1,24 +1,16 @@
 """One tenant's past outputs: whole sequences, looked up while they grow, the oldest given up first.
 
-Pure: no threads, clocks or files. Memory: 4 bytes an id, about 6 for its place in the order, and some
-hundreds of bytes for each sequence (docs/past-outputs.md gives the measurement).
+No threads, clocks or files. Memory: 4 bytes an id (8 with the compiled index), about 6 for its place in the
+order, and some hundreds of bytes for each sequence (docs/past-outputs.md gives the measurement).
 """
 
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from retrieval_service.past.bulk import context_order
-from retrieval_service.past.order import ContextOrder
-
-CONTEXT = 32
-"""Longest suffix that is matched, in ids: a power of two."""
-
-READ = 64
-"""Occurrences read in a lookup; of more, as many evenly spread ones."""
+from retrieval_service.past.compiled_index import CompiledIndex, IndexLibrary
+from retrieval_service.past.python_index import CONTEXT, PositionIndex, PythonIndex
 
 ID_END = 2**31
 """Ids are below this."""
@@ -28,10 +20,6 @@ TOKEN_LIMIT_END = 2**28
 
 LEAST_COST = 64
 """Tokens that a sequence counts as at least, since its objects take memory however short it is."""
-
-_PAGE = 256
-_FIRST_PAGE = 2**31 // _PAGE
-
 
 Held = tuple[int, str, "array[int]"]
 """A sequence: its serial, its session, its ids."""
@@ -48,18 +36,13 @@ class Added:
 
 
 class _Sequence:
-    __slots__ = ("ids", "indexed", "pages", "serial", "session")
+    __slots__ = ("handle", "ids", "serial", "session")
 
-    def __init__(self, serial: int, session: str, ids: "array[int]") -> None:
+    def __init__(self, serial: int, session: str, ids: "array[int]", handle: int) -> None:
         self.serial = serial
         self.session = session
         self.ids = ids
-        # Positions 0 .. indexed-1 are in the order: the last id is not, as nothing follows it yet.
-        self.indexed = 0
-        self.pages: array[int] = array("I")
-
-    def position(self, index: int) -> int:
-        return self.pages[index // _PAGE] * _PAGE + index % _PAGE
+        self.handle = handle
 
 
 class PastText:
@@ -79,10 +62,7 @@ class PastText:
         self._of_session: dict[str, list[_Sequence]] = {}
         self._growing: dict[str, _Sequence] = {}
         self._leaving: deque[_Sequence] = deque()
-        # The page's ids, and what to add to a position to get the index among them.
-        self._pages: dict[int, tuple[array[int], int]] = {}
-        self._free: list[int] = []
-        self._order = ContextOrder(_keys(self._pages))
+        self._index: PositionIndex = PythonIndex()
 
     def extend(self, session: str, ids: Sequence[int]) -> Added | None:
         """Append committed ids to a session's sequence; None where there are no ids.
@@ -99,11 +79,7 @@ class PastText:
         sequence.ids.extend(new)
         self.tokens += len(new)
         self.cost += max(len(sequence.ids), LEAST_COST) - max(start, LEAST_COST)
-        for index in range(sequence.indexed, len(sequence.ids) - 1):
-            if index % _PAGE == 0:
-                self._add_page(sequence)
-            self._order.add(sequence.position(index))
-            sequence.indexed += 1
+        self._index.extend(sequence.handle, new)
         return Added(sequence.serial, session, start, new)
 
     def finish(self, session: str) -> None:
@@ -112,18 +88,23 @@ class PastText:
         if sequence is not None:
             # An equal array without the room to grow.
             sequence.ids = sequence.ids[:]
-            for page in sequence.pages:
-                self._pages[page] = sequence.ids, self._pages[page][1]
+            self._index.finish(sequence.handle, sequence.ids)
 
     def restore(self, sequences: Iterable[Held], next_serial: int) -> None:
         """Fill an empty text with the latest of these finished sequences, serials rising, that fit."""
         for serial, session, ids in fitting(sequences, self.token_limit):
             self._open(serial, session, ids)
         self.next_serial = max(self.next_serial, next_serial)
-        for sequence in self._sequences.values():
-            while len(sequence.pages) * _PAGE < len(sequence.ids) - 1:
-                self._add_page(sequence)
-        self._sort()
+        assert isinstance(self._index, PythonIndex), "a text is filled before its index is compiled"
+        self._index.load([sequence.handle for sequence in self._sequences.values()])
+
+    def use(self, library: IndexLibrary) -> None:
+        """Go on with a compiled index, which finds what this one finds. Raises MemoryError."""
+        if isinstance(self._index, PythonIndex):
+            index, handles = CompiledIndex.of(library, self._index)
+            for sequence in (*self._sequences.values(), *self._leaving):
+                sequence.handle = handles[sequence.handle]
+            self._index = index
 
     def read(self, ids: Sequence[int], depth: int) -> tuple[int, list[tuple[int, ...]]]:
         """Length of the longest suffix of `ids` found, and up to `depth` ids after each of its occurrences.
@@ -133,15 +114,8 @@ class PastText:
         suffix = _latest_first(ids)
         if not suffix or depth < 1:
             return 0, []
-        length, span = self._order.find(suffix)
-        if not length:
-            return 0, []
-        found = []
-        for position in self._order.sample(span, READ):
-            text, shift = self._pages[position // _PAGE]
-            after = position + shift + 1
-            found.append(tuple(text[after : after + depth]))
-        return length, found
+        length, found = self._index.read(suffix)
+        return length, [tuple(text[after : after + depth]) for text, after in found]
 
     def give_up_oldest(self) -> bool:
         """Begin to drop the oldest sequence, a growing one too; False where there is none."""
@@ -173,16 +147,12 @@ class PastText:
             self.give_up_oldest()
         while steps > 0 and self._leaving:
             sequence = self._leaving[0]
-            while steps > 0 and sequence.indexed:
-                self._order.remove(sequence.position(sequence.indexed - 1))
-                sequence.indexed -= 1
-                steps -= 1
-            if not sequence.indexed:
-                for page in sequence.pages:
-                    del self._pages[page]
-                self._free.extend(sequence.pages)
+            taken = self._index.remove(sequence.handle, steps)
+            if taken < steps:
+                self._index.close(sequence.handle)
                 self._leaving.popleft()
-                steps -= 1
+                taken += 1
+            steps -= taken
         return bool(self._leaving)
 
     def held(self) -> list[tuple[int, str, "array[int]", int]]:
@@ -197,7 +167,7 @@ class PastText:
         return len(self._sequences)
 
     def _open(self, serial: int, session: str, ids: "array[int]") -> _Sequence:
-        sequence = _Sequence(serial, session, ids)
+        sequence = _Sequence(serial, session, ids, self._index.open(ids))
         self.next_serial = serial + 1
         self._sequences[serial] = sequence
         self._of_session.setdefault(session, []).append(sequence)
@@ -217,44 +187,6 @@ class PastText:
         self.cost -= max(len(sequence.ids), LEAST_COST)
         self._leaving.append(sequence)
 
-    def _add_page(self, sequence: _Sequence) -> None:
-        page = self._free.pop() if self._free else _FIRST_PAGE + len(self._pages)
-        self._pages[page] = sequence.ids, (len(sequence.pages) - page) * _PAGE
-        sequence.pages.append(page)
-
-    def _sort(self) -> None:
-        """Sort all positions of a text that was just filled, at once."""
-        held = [one for one in self._sequences.values() if len(one.ids) > 1]
-        if not held:
-            return
-        ids, starts, positions = [], [], []
-        at = 0
-        for sequence in held:
-            size = len(sequence.ids)
-            sequence.indexed = size - 1
-            ids.append(np.frombuffer(sequence.ids, np.uint32).astype(np.int64))
-            starts.append(np.full(size, at))
-            pages = np.frombuffer(sequence.pages, np.uint32).astype(np.int64)
-            index = np.arange(size - 1)
-            positions.append(np.append(pages[index // _PAGE] * _PAGE + index % _PAGE, -1))
-            at += size
-        order = context_order(np.concatenate(ids), np.concatenate(starts), CONTEXT)
-        ordered = np.concatenate(positions)[order]
-        self._order.load(array("I", ordered[ordered >= 0].astype(np.uint32).tobytes()))
-
-
-def _keys(pages: "dict[int, tuple[array[int], int]]") -> "Callable[[int], array[int]]":
-    """The key function of `ContextOrder`, where lookups and insertions spend most of their time."""
-
-    def key(position: int) -> "array[int]":
-        text, shift = pages[position // _PAGE]
-        index = position + shift
-        ids = text[index : index - CONTEXT if index >= CONTEXT else None : -1]
-        ids.append(position)
-        return ids
-
-    return key
-
 
 def fitting(sequences: Iterable[Held], token_limit: int) -> list[Held]:
     """The latest sequences that fit the token limit, oldest first."""
@@ -269,12 +201,14 @@ def fitting(sequences: Iterable[Held], token_limit: int) -> list[Held]:
 
 def checked(ids: Sequence[int]) -> "array[int]":
     """The ids as an array. Raises ValueError, which names the first invalid id."""
-    for at, token in enumerate(ids):
-        if not 0 <= token < ID_END:
-            raise ValueError(
-                f"id {token} at {at} is not within 0 .. {ID_END - 1}: nothing was kept of these ids"
-            )
-    return array("I", ids)
+    try:
+        whole = array("I", ids)
+    except OverflowError:
+        whole = None
+    if whole is not None and max(whole, default=0) < ID_END:
+        return whole
+    at, token = next((at, token) for at, token in enumerate(ids) if not 0 <= token < ID_END)
+    raise ValueError(f"id {token} at {at} is not within 0 .. {ID_END - 1}: nothing was kept of these ids")
 
 
 def _latest_first(ids: Sequence[int]) -> "array[int]":

@@ -27,6 +27,7 @@ LAYERS = {
     "outrider": Layer(("outrider.client", "outrider.edge"), ()),
     "outrider.tokens": Layer((), ("tokenizers",)),
     "outrider.near_copies": Layer((), ("numpy",)),
+    "outrider.compiling": Layer((), ()),
     "outrider.wire": Layer(("speculative", "outrider.v1"), RPC),
     "outrider.runtime": Layer(
         ("speculative", "outrider.wire"),
@@ -84,7 +85,7 @@ LAYERS = {
     ),
     "outrider.rag": Layer(("speculative", "outrider.client"), ("numpy", "tokenizers", "faiss")),
     "outrider.lm": Layer(
-        ("speculative", "outrider.tokens", "outrider.lm.load.quantised"),
+        ("speculative", "outrider.tokens", "outrider.compiling", "outrider.lm.load.quantised"),
         ("numpy", "tokenizers", "huggingface_hub", "triton", *TORCH),
     ),
     "outrider.lm.load.quantised": Layer(("speculative",), ()),
@@ -145,6 +146,7 @@ LAYERS = {
         (
             *SHARED,
             "outrider.announcing",
+            "outrider.compiling",
             "outrider.source",
             "retrieval_service.corpus",
             "retrieval_service.past",
@@ -155,7 +157,7 @@ LAYERS = {
     "retrieval_service.corpus": Layer(
         (*MEMORY, "outrider.tokens", "outrider.near_copies"), ("numpy", "tokenizers", "pydivsufsort")
     ),
-    "retrieval_service.past": Layer(MEMORY, ("numpy",)),
+    "retrieval_service.past": Layer((*MEMORY, "outrider.compiling"), ("numpy",)),
     "retrieval_service.dense": Layer(
         (*MEMORY, "outrider.tokens", "retrieval_service.corpus.disk"),
         ("numpy", "faiss", "safetensors"),

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from transformers import PreTrainedModel
 
+from outrider.compiling.store import CompileFailed, NeverCompiled, PackageStore
+from outrider.compiling.toolchain import find_compiler
 from outrider.lm.compiled.building import build
-from outrider.lm.compiled.order import CompileOrder, find_compiler
+from outrider.lm.compiled.order import CompileOrder
 from outrider.lm.compiled.package import CompiledRunner, PassPackage, panel_width
 from outrider.lm.compiled.panels import constants_of, inlined, own_constants
 from outrider.lm.compiled.row_kernel import use_row_kernel
-from outrider.lm.compiled.store import CompileFailed, NeverCompiled, PackageStore
 from outrider.lm.kv.blocks import BLOCK
 from outrider.lm.kv.pool import SlotPool
 from outrider.lm.kv.table import SlotTable

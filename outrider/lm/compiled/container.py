@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from outrider.lm.compiled.store import CompileFailed
+from outrider.compiling.store import CompileFailed
 
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)

@@ -1,20 +1,19 @@
 """Has a process whose passes are eager choose tokens by the compiled kernel, too.
 
-A kernel in the cache is used at once. Otherwise a thread has it compiled beside serving, and NumPy chooses
-until then; tokens are the same either way.
+Until the kernel is there, NumPy chooses; tokens are the same either way.
 """
 
-import tempfile
-import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from outrider.compiling.library_builder import LibraryBuilder
 from outrider.lm.compiled.row_kernel import use_row_kernel
 from speculative.sampling_kernel import current_kernel
 
 
-class KernelBuilder:
+class KernelBuilder(LibraryBuilder):
     """Gets the kernel of chosen tokens from the cache, or compiles it in a thread of its own.
 
     Args:
@@ -22,9 +21,7 @@ class KernelBuilder:
     """
 
     def __init__(self, cache_dir: Path | None) -> None:
-        self._cache_dir = cache_dir
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._build, name="compile kernel", daemon=True)
+        super().__init__(cache_dir, _use)
 
     @classmethod
     def beside(cls, device: torch.device, cache_dir: Path | None) -> "KernelBuilder | None":
@@ -36,21 +33,11 @@ class KernelBuilder:
         return builder
 
     def start(self) -> None:
-        """Uses a kernel of the cache now, and has one compiled where the cache has none."""
-        if self._cache_dir is not None:
-            use_row_kernel(self._cache_dir, self._stop.is_set, compiles=False)
+        """Uses a kernel of the cache now, and has one compiled where neither cache nor process has one."""
         if current_kernel() is None:
-            self._thread.start()
+            super().start()
 
-    def close(self) -> None:
-        """Ends compiling; blocks until the compiler is gone."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
 
-    def _build(self) -> None:
-        if self._cache_dir is not None:
-            use_row_kernel(self._cache_dir, self._stop.is_set)
-            return
-        with tempfile.TemporaryDirectory(prefix="outrider-kernel-") as folder:
-            use_row_kernel(Path(folder), self._stop.is_set)
+def _use(cache_dir: Path, is_stopped: Callable[[], bool], compiles: bool) -> bool:
+    use_row_kernel(cache_dir, is_stopped, compiles)
+    return current_kernel() is not None

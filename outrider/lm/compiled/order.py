@@ -8,7 +8,6 @@ compiler's path and the processor.
 import hashlib
 import json
 import platform
-import shutil
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -16,9 +15,7 @@ from pathlib import Path
 import torch
 import transformers
 
-_CPU_INFO = Path("/proc/cpuinfo")
-_FIELDS = ("model name", "flags", "CPU part", "Features")
-"""Lines of the system's description that tell processors apart, on x86 and on ARM."""
+from outrider.compiling.toolchain import processor_flags
 
 _SOURCES = (
     "compiled/graph.py",
@@ -75,22 +72,6 @@ class CompileOrder:
         """The order that `to_json` wrote."""
         read = json.loads(text)
         return cls(**read | {"features": tuple(read["features"])})
-
-
-def find_compiler() -> str | None:
-    """Path of the C++ compiler, g++; None where there is none."""
-    return shutil.which("g++")
-
-
-@cache
-def processor_flags() -> str:
-    """Model and instruction sets of the processor, as far as the system tells."""
-    try:
-        lines = _CPU_INFO.read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    named = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
-    return "".join(value for name, value in sorted(named.items()) if name.strip() in _FIELDS)
 
 
 @cache

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
+from outrider.compiling.store import CompileFailed
 from outrider.lm.compiled.child import OPERATORS, PACKAGE, PANELS
 from outrider.lm.compiled.container import ModelContainer
 from outrider.lm.compiled.step_block import plane_words, step_block
-from outrider.lm.compiled.store import CompileFailed
 from outrider.lm.device.layout import NO_ASKS, Asks
 from outrider.lm.graphs.graph_runner import Computed
 from outrider.lm.kv.pool import SlotPool

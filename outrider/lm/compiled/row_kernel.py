@@ -5,7 +5,6 @@ call serves all rows of a step and lets other threads run meanwhile. `row_kernel
 """
 
 import ctypes
-import hashlib
 import logging
 import struct
 from array import array
@@ -17,9 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.lm.compiled.building import BuildLimits, build_in
-from outrider.lm.compiled.order import find_compiler, processor_flags
-from outrider.lm.compiled.store import CompileFailed, PackageStore
+from outrider.compiling.library import LibrarySource
+from outrider.compiling.store import CompileFailed
 from speculative.batch_choice import RowChoice
 from speculative.choice import choose_token
 from speculative.digest import HostDigest, relative_error
@@ -31,16 +29,14 @@ from speculative.sampling_kernel import current_kernel, use_kernel
 
 log = logging.getLogger(__name__)
 
-KERNELS = "kernels"
-"""Folder of the kernel's packages below the cache folder."""
-
-_LIBRARY = "row_kernel.so"
-_SOURCE = Path(__file__).with_name("row_kernel.cpp")
-_INCLUDED = Path(__file__).with_name("row_processing.hpp")
-# A fused product and sum has other bits than the rule's two operations.
-_FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-psabi")
+_HERE = Path(__file__).parent
+_LIBRARY = LibrarySource(
+    sources=(_HERE / "row_kernel.cpp", _HERE / "row_processing.hpp"),
+    # A fused product and sum has other bits than the rule's two operations.
+    flags=("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-psabi"),
+    name="row_kernel.so",
+)
 _ROW = struct.Struct("<qqqqQQ15q4dq3dq")
-_LIMITS = BuildLimits(seconds=120.0, megabytes=256)
 
 
 class RowKernel:
@@ -80,7 +76,7 @@ def use_row_kernel(cache_dir: Path, is_stopped: Callable[[], bool], compiles: bo
     if current_kernel() is not None:
         return
     try:
-        library = _library(PackageStore(cache_dir / KERNELS), is_stopped, compiles)
+        library = _LIBRARY.find(cache_dir, is_stopped, compiles)
         if library is None:
             return
         kernel = RowKernel(library)
@@ -90,11 +86,6 @@ def use_row_kernel(cache_dir: Path, is_stopped: Callable[[], bool], compiles: bo
             log.info("sampled tokens are chosen in NumPy: %s", error)
     else:
         use_kernel(kernel)
-
-
-def compile_kernel(compiler: str, folder: Path) -> list[str]:
-    """The command that compiles the kernel's library into ``folder`` for this processor."""
-    return [compiler, *_FLAGS, str(_SOURCE), "-o", str(folder / _LIBRARY)]
 
 
 def check_kernel(kernel: RowKernel) -> None:
@@ -119,26 +110,6 @@ def check_kernel(kernel: RowKernel) -> None:
         (token,) = kernel.tokens([choice])
         if token not in (None, choose_token(*choice)):
             raise CompileFailed(f"the compiled kernel chooses token {token} where the rule does not")
-
-
-def _library(store: PackageStore, is_stopped: Callable[[], bool], compiles: bool) -> Path | None:
-    """The kernel's library; None where the cache lacks it and it is not to be compiled.
-
-    Raises CompileFailed.
-    """
-    compiler = find_compiler()
-    if compiler is None:
-        raise CompileFailed("there is no C++ compiler (g++) on the PATH; install one")
-    parts = [_SOURCE.read_text(), _INCLUDED.read_text(), compiler, " ".join(_FLAGS), processor_flags()]
-    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
-    found = store.find(key)
-    if found is None and not compiles:
-        return None
-    if found is None:
-        found = build_in(
-            store, key, (_LIBRARY,), lambda folder: compile_kernel(compiler, folder), is_stopped, _LIMITS
-        )
-    return found / _LIBRARY
 
 
 def _address(array: NDArray[np.generic]) -> int:

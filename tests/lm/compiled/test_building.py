@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from outrider.lm.compiled.building import BuildLimits, build
+from outrider.compiling.building import BuildLimits
+from outrider.compiling.store import CompileFailed, PackageStore
+from outrider.lm.compiled.building import build
 from outrider.lm.compiled.child import PACKAGE, unpack_library
 from outrider.lm.compiled.order import CompileOrder
-from outrider.lm.compiled.store import CompileFailed, PackageStore
 
 LIMITS = BuildLimits()
 ORDER = CompileOrder("{}", (), 1, "g++", {})

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.lm.compiled.order import find_compiler
+from outrider.compiling.toolchain import find_compiler
 from outrider.lm.compiled.panels import panels_of
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.lm.compiled import row_kernel
+from outrider.compiling import library
+from outrider.compiling.library import LibrarySource
+from outrider.compiling.toolchain import find_compiler
 from outrider.lm.compiled.kernel_builder import KernelBuilder
-from outrider.lm.compiled.order import find_compiler
 from outrider.lm.compiled.row_kernel import use_row_kernel
 from outrider.lm.runner import PackedLM
 from speculative.sampling_kernel import current_kernel, use_kernel
@@ -37,14 +38,14 @@ def numpy_at_first() -> Iterator[None]:
     use_kernel(used)
 
 
-def nothing_is_compiled(compiler: str, folder: Path) -> list[str]:
+def nothing_is_compiled(source: LibrarySource, compiler: str, folder: Path) -> list[str]:
     raise AssertionError("the kernel is in the cache")
 
 
 def test_eager_passes_use_the_kernel_of_the_cache_at_once(
     cache: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_kernel, "compile_kernel", nothing_is_compiled)
+    monkeypatch.setattr(library, "compile_command", nothing_is_compiled)
     lm = PackedLM.load(tiny_llama, check=False)
     lm.compile_passes("eager", cache)
     assert current_kernel() is not None
@@ -55,11 +56,11 @@ def test_eager_passes_use_the_kernel_of_the_cache_at_once(
 def test_a_kernel_that_the_cache_lacks_is_compiled_beside_serving(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def copy_from_the_cache(compiler: str, folder: Path) -> list[str]:
+    def copy_from_the_cache(source: LibrarySource, compiler: str, folder: Path) -> list[str]:
         (library,) = cache.glob("**/*.so")
         return ["cp", str(library), str(folder)]
 
-    monkeypatch.setattr(row_kernel, "compile_kernel", copy_from_the_cache)
+    monkeypatch.setattr(library, "compile_command", copy_from_the_cache)
     builder = KernelBuilder.beside(CPU, tmp_path)
     assert builder is not None
     until_s = time.monotonic() + 60
@@ -75,11 +76,11 @@ def test_closing_ends_the_compiler_and_leaves_the_work_to_numpy(
 ) -> None:
     started = threading.Event()
 
-    def never_ends(compiler: str, folder: Path) -> list[str]:
+    def never_ends(source: LibrarySource, compiler: str, folder: Path) -> list[str]:
         started.set()
         return ["sleep", "1000"]
 
-    monkeypatch.setattr(row_kernel, "compile_kernel", never_ends)
+    monkeypatch.setattr(library, "compile_command", never_ends)
     builder = KernelBuilder.beside(CPU, tmp_path)
     assert builder is not None
     assert started.wait(60)
@@ -91,7 +92,7 @@ def test_closing_ends_the_compiler_and_leaves_the_work_to_numpy(
 def test_a_kernel_for_this_process_alone_leaves_no_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(row_kernel, "find_compiler", lambda: None)
+    monkeypatch.setattr(library, "find_compiler", lambda: None)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     builder = KernelBuilder.beside(CPU, None)
     assert builder is not None

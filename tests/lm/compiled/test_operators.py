@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from outrider.compiling.toolchain import find_compiler
 from outrider.lm.attention.interface import AttentionParams, SlotCache
 from outrider.lm.compiled.child import compile_operators
-from outrider.lm.compiled.order import find_compiler
 from outrider.lm.compiled.panels import panels_of
 from outrider.lm.compiled.step_block import plane_words, step_block
 from outrider.lm.kv.blocks import BLOCK

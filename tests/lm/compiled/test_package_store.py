@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.lm.compiled.store import CompileFailed, PackageStore
+from outrider.compiling.store import CompileFailed, PackageStore
 
 NAMES = ("one.so", "two.pt2")
 

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.lm.compiled import row_kernel
-from outrider.lm.compiled.order import find_compiler
+from outrider.compiling import library
+from outrider.compiling.library import LibrarySource
+from outrider.compiling.store import CompileFailed
+from outrider.compiling.toolchain import find_compiler
 from outrider.lm.compiled.row_kernel import RowKernel, check_kernel, use_row_kernel
-from outrider.lm.compiled.store import CompileFailed
 from speculative.acceptance.path_match import path_match
 from speculative.batch_choice import RowChoice, sample_rows
 from speculative.choice import ChoiceCounts
@@ -242,10 +243,10 @@ def test_trees_under_a_grammar_are_walked_with_the_kernel_as_without(cache: Path
 
 
 def test_a_second_process_finds_the_kernel_in_the_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def compile_nothing(compiler: str, folder: Path) -> list[str]:
+    def compile_nothing(source: LibrarySource, compiler: str, folder: Path) -> list[str]:
         raise AssertionError("it is in the cache")
 
-    monkeypatch.setattr(row_kernel, "compile_kernel", compile_nothing)
+    monkeypatch.setattr(library, "compile_command", compile_nothing)
     with numpy_alone():
         use_row_kernel(cache, lambda: False, compiles=False)
         assert current_kernel() is not None
@@ -260,7 +261,7 @@ def test_without_compiling_an_empty_cache_leaves_the_work_to_numpy(tmp_path: Pat
 def test_without_a_compiler_numpy_goes_on_choosing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(row_kernel, "find_compiler", lambda: None)
+    monkeypatch.setattr(library, "find_compiler", lambda: None)
     with numpy_alone(), caplog.at_level("INFO"):
         use_row_kernel(tmp_path, lambda: False)
         assert current_kernel() is None

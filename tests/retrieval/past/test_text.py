@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrieval_service.past.text import CONTEXT, ID_END, LEAST_COST, READ, Added, PastText
+from retrieval_service.past.python_index import CONTEXT, READ
+from retrieval_service.past.text import ID_END, LEAST_COST, Added, PastText
 from retrieval_service.trie import CountedTrie, counted
 
 AMPLE = 1_000_000
