@@ -35,29 +35,30 @@ PANELS = "panels.json"
 
 def compile_operators(compiler: str, folder: Path) -> Path:
     """Compiles the operators' library for this processor. Raises CalledProcessError with g++'s message."""
-    installed = Path(torch.__file__).parent
     library = folder / OPERATORS
-    subprocess.run(
-        [
-            compiler,
-            "-std=c++17",
-            "-O3",
-            "-march=native",
-            "-fPIC",
-            "-shared",
-            "-Wno-psabi",
-            f"-I{installed / 'include'}",
-            str(Path(__file__).with_name("kernels.cpp")),
-            "-o",
-            str(library),
-            f"-L{installed / 'lib'}",
-            "-ltorch_cpu",
-        ],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    command = library_command(compiler, Path(__file__).with_name("kernels.cpp"), library)
+    subprocess.run(command, check=True, capture_output=True, text=True)
     return library
+
+
+def library_command(compiler: str, source: Path, library: Path) -> list[str]:
+    """The command that compiles one source into a library for this processor, linked to torch."""
+    installed = Path(torch.__file__).parent
+    return [
+        compiler,
+        "-std=c++17",
+        "-O3",
+        "-march=native",
+        "-fPIC",
+        "-shared",
+        "-Wno-psabi",
+        f"-I{installed / 'include'}",
+        str(source),
+        "-o",
+        str(library),
+        f"-L{installed / 'lib'}",
+        "-ltorch_cpu",
+    ]
 
 
 def compile_folder(folder: Path) -> None:
@@ -68,7 +69,7 @@ def compile_folder(folder: Path) -> None:
     from torch._inductor import aoti_compile_and_package
     from transformers import AutoConfig
 
-    from outrider.lm.compiled.graph import INDUCTOR, export_pass
+    from outrider.lm.compiled.graph import INDUCTOR, WeightFormat, export_pass
     from outrider.lm.compiled.order import CompileOrder
 
     order = CompileOrder.from_json((folder / ORDER).read_text())
@@ -77,7 +78,8 @@ def compile_folder(folder: Path) -> None:
     width = ctypes.CDLL(str(library)).outrider_panel_width()
     read = json.loads(order.config)
     config = AutoConfig.for_model(read.pop("model_type"), **read)
-    program = export_pass(config, order.features, width, order.inlined, order.added_ids)
+    weights = WeightFormat(width, order.weight_dtype)
+    program = export_pass(config, order.features, weights, order.inlined, order.added_ids)
     aoti_compile_and_package(program, package_path=str(folder / _ARCHIVE), inductor_configs=INDUCTOR)
     unpack_library(folder / _ARCHIVE, folder / PACKAGE)
     (folder / PANELS).write_text(json.dumps({"width": width}))

@@ -16,6 +16,8 @@ from pathlib import Path
 import torch
 import transformers
 
+from outrider.lm.weight_only.packing import WeightDtype
+
 _CPU_INFO = Path("/proc/cpuinfo")
 _FIELDS = ("model name", "flags", "CPU part", "Features")
 """Lines of the system's description that tell processors apart, on x86 and on ARM."""
@@ -24,6 +26,7 @@ _SOURCES = (
     "compiled/graph.py",
     "compiled/kernels.cpp",
     "compiled/operators.py",
+    "compiled/panel_product.hpp",
     "compiled/panels.py",
     "compiled/child.py",
     "compiled/container.py",
@@ -32,6 +35,7 @@ _SOURCES = (
     "linear.py",
     "load/added_embeddings.py",
     "runner.py",
+    "weight_only/packing.py",
 )
 """Modules of `outrider.lm` that decide what a package computes and how it is called."""
 
@@ -52,6 +56,8 @@ class CompileOrder:
     """Values of the constants that become part of the code; see `panels.inlined`."""
     added_ids: int = 0
     """Ids behind the vocabulary that have embeddings; see `PackedLM.add_embeddings`."""
+    weight_dtype: WeightDtype = "auto"
+    """Number format of the weights of linear layers."""
 
     @property
     def key(self) -> str:
