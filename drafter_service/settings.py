@@ -1,8 +1,8 @@
 """The settings of a drafter process; see `outrider.runtime.settings` for where they come from."""
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from drafter_service.draft_tree import Growth
 from outrider.model_settings import ModelSettings
@@ -124,6 +124,15 @@ class DrafterSettings(ModelSettings):
     fewer cores are idle."""
     learn_duty: Annotated[float, Field(gt=0, le=1)] = 0.25
     """Share of the time in which a lesson's process may run."""
+
+    @model_validator(mode="after")
+    def _has_weights(self) -> Self:
+        if self.weight_dtype != "auto" and self.drafter == "ngram":
+            raise ValueError(
+                f"weight_dtype = {self.weight_dtype} beside drafter = ngram: counts have no weights; leave "
+                "weight_dtype out"
+            )
+        return self
 
     @property
     def most_rows(self) -> int:

@@ -1,8 +1,8 @@
 """Settings of the services that compute with a model: where, in which numbers, and with how much memory."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from outrider.runtime.settings import WorkerSettings
 
@@ -19,6 +19,10 @@ class ModelSettings(WorkerSettings):
     """
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
     """The number format to compute in; auto: the checkpoint's on a GPU, float32 on a CPU."""
+    weight_dtype: Literal["auto", "bfloat16", "int8"] = "auto"
+    """The number format in which linear layers keep their weights: that of the passes (auto), bfloat16, or
+    int8 with a scale for each output. Passes compute in float32. bfloat16 and int8 take a CPU with AVX-512
+    and g++."""
     kv_mb: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Memory for keys and values of all sessions, in MiB; auto: what is left of a GPU after the weights and a
     trial of the largest step, 1024 on a CPU."""
@@ -29,3 +33,12 @@ class ModelSettings(WorkerSettings):
     slower (prefer); off: no model runs as graphs. A target split over ranks always runs without graphs."""
     capture_s: Annotated[float, Field(ge=0, le=3600)] = 120.0
     """Seconds after which sizes of steps that can be padded to others are left without a CUDA graph."""
+
+    @model_validator(mode="after")
+    def _weights_are_served(self) -> Self:
+        if self.weight_dtype != "auto" and self.dtype not in ("auto", "float32"):
+            raise ValueError(
+                f"weight_dtype = {self.weight_dtype} beside dtype = {self.dtype}: passes over such weights "
+                "compute in float32; leave one of them out"
+            )
+        return self

@@ -52,6 +52,7 @@ def load_target(settings: VerifierSettings) -> PackedLM:
             guest=guest,
             cache_dir=settings.cache_dir,
             gpu=gpu_options(settings),
+            weight_dtype=settings.weight_dtype,
         )
 
     target = trees_or_chains(settings.model, load)
@@ -123,8 +124,13 @@ def load_amateur(settings: VerifierSettings, target: PackedLM) -> PackedLM | Non
 
 
 def digest_of_weights(settings: VerifierSettings) -> str:
-    """Digest of the weights that decide tokens: the target's, and the amateur's if there is one."""
+    """Digest of the weights that decide tokens: the target's, and the amateur's if there is one.
+
+    Weights in another format are those of another model, and have another digest.
+    """
     target = weights_digest(settings.model)
+    if target and settings.weight_dtype != "auto":
+        target = hashlib.sha256(f"{target} {settings.weight_dtype}".encode()).hexdigest()[: len(target)]
     if not settings.amateur or not target:
         return target
     both = f"{target} {weights_digest(settings.amateur)}"

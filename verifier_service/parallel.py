@@ -188,6 +188,7 @@ def _load_shard(settings: VerifierSettings, group: RankGroup) -> PackedLM:
             deterministic=settings.deterministic,
             guest=guest_room(plan_proposers(settings).values()),
             gpu=gpu_options(settings),
+            weight_dtype=settings.weight_dtype,
         )
     except ModelRefused as refusal:
         group.check_agreed(refusal)

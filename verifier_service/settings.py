@@ -109,6 +109,11 @@ class VerifierSettings(ModelSettings):
             raise ValueError(
                 "kv_dtype = int8 beside passes = compiled: compiled passes read floats; leave one of them out"
             )
+        if self.weight_dtype != "auto" and self.ranks > 1:
+            raise ValueError(
+                f"weight_dtype = {self.weight_dtype} beside ranks = {self.ranks}: such weights are "
+                "multiplied on one rank alone; leave one of them out"
+            )
         if self.kv_dtype == "int8" and self.ranks > 1:
             raise ValueError(
                 f"kv_dtype = int8 beside ranks = {self.ranks}: int8 runs on one rank alone; leave one out"

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from benchmarks.proposers.timed_proposer import LevelTimes, TimedProposer
 from outrider.lm.outcome import OutcomeWants
+from outrider.lm.runner import PackedLM
 from outrider.wire.codec import SessionKey
 from speculative.params import SamplingParams
 from speculative.stop import StopChecker
@@ -171,6 +172,8 @@ class MeteredEngine:
         self._timed = {name: TimedProposer(proposer) for name, proposer in proposers.items()}
         needs = all_needs(proposers.values())
         self._target.wants = OutcomeWants(needs.tops, needs.layers)
+        if settings.passes == "compiled":
+            self._target.compile_passes("compiled", settings.cache_dir)
         limits = EngineLimits(wait_ms_most=0.0, reuse_prefixes=False, adaptive=is_adaptive, lease_s=0.0)
         self._meter = ThreadMeter(self.costs if is_adaptive else None)
         cache = KVCache(self._target.pool, False, 0.0)
@@ -181,6 +184,11 @@ class MeteredEngine:
     def muted(self) -> dict[str, str]:
         """Why a proposer is no longer called, by source name."""
         return self._core.proposers.muted
+
+    @property
+    def target(self) -> PackedLM:
+        """The target; its passes must not run while `decode` does."""
+        return self._target
 
     @property
     def slot_bytes(self) -> int:

@@ -55,6 +55,7 @@ class CausalLMDrafter:
                 capture_s=settings.capture_s,
                 max_rows=settings.most_rows,
             ),
+            weight_dtype=settings.weight_dtype,
         )
         lm.capture_steps()
         lm.compile_passes(settings.passes, settings.cache_dir)

@@ -61,6 +61,7 @@ def up(
     http_bind: up_flags.HttpBind = None,
     threads: up_flags.Threads = None,
     dtype: up_flags.DtypeFlag = None,
+    weight_dtype: up_flags.WeightDtypeFlag = None,
     device: up_flags.Device = None,
     passes: up_flags.Passes = None,
     retrieval: up_flags.Retrieval = None,

@@ -19,6 +19,7 @@ from outrider.lm.kv.pool import KVLayout, SlotPool
 from outrider.lm.linear import can_pack, pack_linears
 from outrider.lm.norm import fuse_norms
 from outrider.lm.plan import PassPlan
+from outrider.lm.weight_only.packing import WeightDtype
 
 if TYPE_CHECKING:
     from outrider.lm.load.check import Trial
@@ -33,8 +34,22 @@ class Profile(Protocol):
         """Name of the profile's arithmetic, for `PackedLM.numerics`; empty for the default."""
         ...
 
+    @property
+    def weight_dtype(self) -> WeightDtype:
+        """Number format in which linear layers keep their weights; ``auto`` is that of the passes."""
+        ...
+
+    @property
+    def compiles(self) -> bool:
+        """Whether passes may be compiled."""
+        ...
+
     def check_settings(self, device: str, threads: int, ranks: int) -> None:
         """Raises InvalidRequest for a device, a thread count or a rank count that the profile excludes."""
+        ...
+
+    def prepare(self, model: PreTrainedModel) -> None:
+        """Makes of a loaded model the one that is checked and served. Raises InvalidRequest."""
         ...
 
     def layout(self, found: KVLayout) -> KVLayout:
@@ -68,14 +83,24 @@ class FastProfile:
 
     cache_dir: Path | None = None
     """Folder that keeps measured times of kernels for later processes; None: they stay in this process."""
+    weight_dtype: WeightDtype = "auto"
+    """Number format in which linear layers keep their weights."""
 
     @property
     def label(self) -> str:
         """Empty: this is the default arithmetic."""
         return ""
 
+    @property
+    def compiles(self) -> bool:
+        """True."""
+        return True
+
     def check_settings(self, device: str, threads: int, ranks: int) -> None:
         """Accepts every device, thread count and rank count."""
+
+    def prepare(self, model: PreTrainedModel) -> None:
+        """Leaves the model as it is."""
 
     def layout(self, found: KVLayout) -> KVLayout:
         """The model's own layout: keys and values stay in the model's dtype."""

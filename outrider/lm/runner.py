@@ -21,7 +21,6 @@ from outrider.lm.autotune.threads import measure_threads
 from outrider.lm.compiled.compiler import PassCompiler, Passes
 from outrider.lm.compiled.kernel_builder import KernelBuilder
 from outrider.lm.compiled.package import CompiledRunner
-from outrider.lm.deterministic.profile import Deterministic
 from outrider.lm.device.digest import digester_for
 from outrider.lm.device.layout import NO_ASKS, Asks
 from outrider.lm.device.memory import chosen, first_pool, fit_pool
@@ -47,6 +46,8 @@ from outrider.lm.outcome import MOST_TOP, HostOutcome, Outcome, OutcomeWants, Tr
 from outrider.lm.parallel.rank_group import RankGroup
 from outrider.lm.plan import PassPlan, SequenceRows, kept_rows, rows_asked
 from outrider.lm.profile import FastProfile, Profile
+from outrider.lm.weight_only.packing import WeightDtype
+from outrider.lm.weight_only.profile import profile_of
 from speculative.errors import InvalidRequest, ModelRefused
 
 log = logging.getLogger(__name__)
@@ -155,6 +156,7 @@ class PackedLM:
         cache_dir: Path | None = None,
         gpu: GpuOptions | None = None,
         part: ModelPart | None = None,
+        weight_dtype: WeightDtype = "auto",
     ) -> "PackedLM":
         """Loads a Hugging Face folder or id; checks that packed passes compute what the model's forward does.
 
@@ -164,13 +166,13 @@ class PackedLM:
         number. Each rank of a ``rank_group`` gets its part of the model; all ranks make the same call.
         ``guest`` is the room that a drafting layer wants beside the model's keys and values. ``cache_dir`` is
         the folder that keeps measured times of kernels; None: they stay in this process. ``part`` says which
-        layers are kept; None: all.
+        layers are kept; None: all. ``weight_dtype`` is the format of linear layers' weights (`weight_only`).
 
         Raises InvalidRequest if there is no such model, layer or device, ModelRefused (naming the model type)
         if the model cannot be served exactly, or not to the bit under the ``deterministic`` profile, or not
         as ``gpu`` requires.
         """
-        profile: Profile = Deterministic() if deterministic else FastProfile(cache_dir)
+        profile = profile_of(deterministic, weight_dtype, cache_dir)
         ranks = 1 if rank_group is None else rank_group.info.size
         where = find_device(device)
         profile.check_settings(str(where), threads, ranks)
@@ -180,6 +182,7 @@ class PackedLM:
             if where.type == "cuda":
                 keep_products_exact()
             model = load_model(source, device=str(where), dtype=dtype, ranks=ranks)
+            profile.prepare(model)
             if part is not None:
                 part.apply(model)
             if rank_group is not None:

@@ -36,6 +36,13 @@ def test_device_dtype_and_room_are_said() -> None:
     assert computing("cpu float32", read("", 0.0)) == "cpu in float32"
 
 
+def test_weights_in_another_format_are_said() -> None:
+    assert computing("cpu float32 bfloat16-weights", read("", 0.0)) == "cpu in float32, weights in bfloat16"
+    assert computing("cpu float32 compiled int8-weights int8-kv", read(METRICS, 0.0)) == (
+        "cpu in float32, weights in int8, compiled passes, keys and values of 6,400 tokens in int8"
+    )
+
+
 @pytest.mark.parametrize("chat", [False, True])
 def test_the_lines_to_paste_parse_whatever_the_model_is_called(chat: bool) -> None:
     name, url = 'it\'s "mine"', "http://127.0.0.1:8000"

@@ -13,6 +13,7 @@ from outrider.lm.chains.chain_lm import ChainLM
 from outrider.lm.chains.pool import ChainPool
 from outrider.lm.outcome import OutcomeWants
 from outrider.lm.runner import PackedLM
+from outrider.lm.weight_only.profile import WeightOnly
 from outrider.v1 import verifier_pb2
 from speculative.errors import InvalidRequest, ModelRefused
 from speculative.params import SamplingParams
@@ -148,6 +149,15 @@ def test_a_model_with_states_is_not_even_loaded_for_trees(tmp_path: Path) -> Non
         load_target(options(folder, deterministic=True))
     with pytest.raises(ModelRefused, match=r"^lfm2 is not served: it has recurrent layers"):
         PackedLM.load(folder)
+
+
+def test_other_weights_are_refused_for_chains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The refusal comes before anything is multiplied, so it is the same where the kernel cannot be had.
+    monkeypatch.setattr(WeightOnly, "check_settings", lambda *given: None)
+    for family in ("lfm2", "bloom"):
+        folder = saved(tmp_path / family, family)
+        with pytest.raises(ModelRefused, match="in chains: weight_dtype = int8 is for packed passes"):
+            load_target(options(folder, weight_dtype="int8", cache_dir=None))
 
 
 def test_chains_are_not_compiled(tmp_path: Path) -> None:

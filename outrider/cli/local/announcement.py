@@ -11,6 +11,8 @@ from outrider.cli.observe.scrape import reading_of
 
 INT8_KV = " int8-kv"
 """How a numerics class of keys and values in int8 ends."""
+WEIGHTS = "-weights"
+"""How the word of a numerics class ends that names the format of linear layers' weights."""
 GPUS = Path("/proc/driver/nvidia/gpus")
 """Folder with an entry for each GPU that the driver sees."""
 
@@ -41,6 +43,10 @@ def announcement(stack: Stack, drafter: str) -> Iterator[str]:
 def computing(numerics: str, reading: Reading) -> str:
     """Device, dtype and room for keys and values, from the verifier's numerics class and its metrics."""
     device, dtype, *kind = numerics.removesuffix(INT8_KV).split()
+    weights = next((word.removesuffix(WEIGHTS) for word in kind if word.endswith(WEIGHTS)), "")
+    if weights:
+        kind.remove(f"{weights}{WEIGHTS}")
+        dtype = f"{dtype}, weights in {weights}"
     passes = f", {kind[0]} passes" if kind else ""
     slots = sum(
         int(one.labels["block_size"]) * int(one.labels["num_gpu_blocks"])

@@ -321,7 +321,12 @@ class Stack:
     ) -> _Role:
         """The service of a model; `called` is the service's name where several have the role `name`."""
         overrides, called = options.overrides, called or name
-        decided = {"dtype": options.dtype, "device": options.device, "passes": options.passes}
+        decided = {
+            "dtype": options.dtype,
+            "weight_dtype": options.weight_dtype,
+            "device": options.device,
+            "passes": options.passes,
+        }
         if options.threads is not None:
             decided["threads"] = str(threads)
         if name == "verifier" and options.heads:

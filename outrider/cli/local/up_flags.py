@@ -79,6 +79,10 @@ Threads = Annotated[
     typer.Option(min=1, help="Compute threads of the verifier, and of the drafter. Default: measured."),
 ]
 DtypeFlag = Annotated[Dtype | None, typer.Option(help="Number format of the models. Default: auto.")]
+WeightDtypeFlag = Annotated[
+    str | None,
+    typer.Option(help="`auto`, `bfloat16` or `int8`: how linear layers keep their weights. Default: auto."),
+]
 Device = Annotated[str | None, typer.Option(help="Torch device. Default: auto.")]
 Passes = Annotated[
     str | None,

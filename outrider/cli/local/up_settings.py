@@ -61,6 +61,9 @@ class UpSettings(RoleSettings):
     the cores to use."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number format in which the models compute; auto: the checkpoint's on a GPU, float32 on a CPU."""
+    weight_dtype: Literal["auto", "bfloat16", "int8"] = "auto"
+    """Number format in which the models' linear layers keep their weights: auto, that of the passes; bfloat16
+    or int8, on a CPU with AVX-512 under passes in float32."""
     device: str = "auto"
     """Torch device of the models, such as cpu or cuda; auto: cuda where there is a GPU, else cpu."""
     passes: Literal["auto", "eager", "compiled"] = "auto"
@@ -135,6 +138,7 @@ class StackOptions:
     """host:port; empty: port 8000 of 127.0.0.1, or the next that is free."""
     threads: int | None = None
     dtype: str = "auto"
+    weight_dtype: str = "auto"
     device: str = "auto"
     passes: str = "auto"
     log_level: str = "warning"
@@ -269,6 +273,7 @@ def read_up(flags: Mapping[str, Any], environment: Mapping[str, str] | None = No
         http_bind=settings.http_bind or "",
         threads=settings.threads,
         dtype=settings.dtype,
+        weight_dtype=settings.weight_dtype,
         device=settings.device,
         passes=settings.passes,
         log_level=settings.log_level,

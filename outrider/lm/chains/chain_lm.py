@@ -125,6 +125,10 @@ class ChainLM(PackedLM):
         """The model's own layout. Raises ModelRefused for what needs packed passes."""
         if guest is not None:
             raise self._refusal("heads draft from hidden states, which passes without branches do not keep")
+        if self.profile.weight_dtype != "auto":
+            raise self._refusal(
+                f"weight_dtype = {self.profile.weight_dtype} is for packed passes; leave weight_dtype out"
+            )
         if self.profile.label:
             raise self._refusal(f"the {self.profile.label.split()[0]} profile computes packed passes alone")
         return found

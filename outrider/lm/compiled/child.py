@@ -35,8 +35,8 @@ PANELS = "panels.json"
 
 def compile_operators(compiler: str, folder: Path) -> Path:
     """Compiles the operators' library for this processor. Raises CalledProcessError with g++'s message."""
-    installed = Path(torch.__file__).parent
     library = folder / OPERATORS
+    installed = Path(torch.__file__).parent
     subprocess.run(
         [
             compiler,
@@ -68,7 +68,7 @@ def compile_folder(folder: Path) -> None:
     from torch._inductor import aoti_compile_and_package
     from transformers import AutoConfig
 
-    from outrider.lm.compiled.graph import INDUCTOR, export_pass
+    from outrider.lm.compiled.graph import INDUCTOR, WeightFormat, export_pass
     from outrider.lm.compiled.order import CompileOrder
 
     order = CompileOrder.from_json((folder / ORDER).read_text())
@@ -77,7 +77,8 @@ def compile_folder(folder: Path) -> None:
     width = ctypes.CDLL(str(library)).outrider_panel_width()
     read = json.loads(order.config)
     config = AutoConfig.for_model(read.pop("model_type"), **read)
-    program = export_pass(config, order.features, width, order.inlined, order.added_ids)
+    weights = WeightFormat(width, order.weight_dtype)
+    program = export_pass(config, order.features, weights, order.inlined, order.added_ids)
     aoti_compile_and_package(program, package_path=str(folder / _ARCHIVE), inductor_configs=INDUCTOR)
     unpack_library(folder / _ARCHIVE, folder / PACKAGE)
     (folder / PANELS).write_text(json.dumps({"width": width}))

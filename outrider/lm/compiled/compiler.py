@@ -156,7 +156,15 @@ class PassCompiler:
         config = _config_of(lm.model)
         small = inlined(own_constants(lm.model))
         added = lm.known_ids - lm.vocabulary_size
-        order = CompileOrder(config, tuple(lm.wants.features), self._threads, compiler, small, added)
+        order = CompileOrder(
+            config,
+            tuple(lm.wants.features),
+            self._threads,
+            compiler,
+            small,
+            added,
+            lm.profile.weight_dtype,
+        )
         if (found := self._store.find(order.key)) is not None:
             try:
                 return self._loaded(found)
@@ -187,7 +195,7 @@ class PassCompiler:
 
 def check_compilable(lm: "PackedLM") -> None:
     """Raises NeverCompiled for a model whose passes are not compiled, naming the reason."""
-    if lm.profile.label:
+    if not lm.profile.compiles:
         raise NeverCompiled(f"passes of the {lm.profile.label.split()[0]} profile are never compiled")
     if lm.model.device.type != "cpu":
         raise NeverCompiled(f"passes are compiled on the CPU alone, not on {lm.model.device.type}")
@@ -198,7 +206,7 @@ def check_compilable(lm: "PackedLM") -> None:
     if not layers:
         raise NeverCompiled("its linear layers are not packed")
     size = sum(4 * layer.in_features * layer.out_features for layer in layers)
-    if size > _MOST_BYTES:
+    if size > _MOST_BYTES and lm.profile.weight_dtype == "auto":  # other weights are kept once
         raise NeverCompiled(
             f"its linear layers of {size >> 20} MiB would be kept twice; {_MOST_BYTES >> 20} MiB is the most"
         )

@@ -5,6 +5,7 @@ This module runs in the process that compiles; it reads the shapes of weights an
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -13,10 +14,19 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from outrider.lm.attention.interface import AttentionParams, PackedCache
 from outrider.lm.compiled import operators  # defines the operators that are called below
-from outrider.lm.compiled.panels import MODEL, WEIGHTS, bias_name, own_constants, panel_name, products_of
+from outrider.lm.compiled.panels import (
+    MODEL,
+    WEIGHTS,
+    bias_name,
+    own_constants,
+    panel_name,
+    products_of,
+    scales_name,
+)
 from outrider.lm.linear import pack_linears, stacked_bias
 from outrider.lm.outcome import OutcomeWants
 from outrider.lm.runner import PackedLM
+from outrider.lm.weight_only.packing import STORED, WeightDtype
 
 _MOST = 2**20
 """Largest number of rows of one pass."""
@@ -32,28 +42,40 @@ INDUCTOR = {
 """Inductor's settings: products and attention are direct calls, weights stay outside the package."""
 
 
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """How a package's weights of linear layers are laid out."""
+
+    width: int
+    """Number of outputs of a panel."""
+    name: WeightDtype = "auto"
+
+
 class PanelProduct:
-    """The product of layers with one input over panels of ``width`` outputs. A Product.
+    """The product of layers with one input over panels of weights. A Product.
 
     It reads its panels from a module that is part of the exported one, which makes them constants by name.
     """
 
-    def __init__(self, layers: list[nn.Linear], weights: nn.Module, width: int) -> None:
+    def __init__(self, layers: list[nn.Linear], weights: nn.Module, format_: WeightFormat) -> None:
         self.out_features = sum(layer.out_features for layer in layers)
         self.in_features = layers[0].in_features
         self.bias = stacked_bias(layers)
         self.rows: torch.Tensor | None = None
         self.result: torch.Tensor = torch.empty(0)
         self._weights = weights
-        self._width = width
+        self._format = format_
         self._index: int | None = None
 
     def name(self, index: int) -> None:
         """Registers panels and bias under the names of product ``index``."""
         self._index = index
-        count = -(-self.out_features // self._width)
-        empty = torch.empty(count, self.in_features, self._width)
+        width, name = self._format.width, self._format.name
+        count = -(-self.out_features // width)
+        empty = torch.empty(count, self.in_features, width, dtype=STORED.get(name, torch.float32))
         self._weights.register_buffer(panel_name(index), empty)
+        if name == "int8":
+            self._weights.register_buffer(scales_name(index), torch.empty(count * width))
         if self.bias is not None:
             self._weights.register_buffer(bias_name(index), self.bias)
 
@@ -63,8 +85,9 @@ class PanelProduct:
             return rows.new_zeros(*rows.shape[:-1], self.out_features)
         panels = getattr(self._weights, panel_name(self._index))
         bias = None if self.bias is None else getattr(self._weights, bias_name(self._index))
+        scales = getattr(self._weights, scales_name(self._index), None)
         product: torch.Tensor = torch.ops.outrider.panel_linear(
-            rows.contiguous(), panels, bias, self.out_features
+            rows.contiguous(), panels, bias, scales, self.out_features
         )
         return product
 
@@ -131,20 +154,20 @@ def hollow_model(config: PreTrainedConfig) -> PreTrainedModel:
 def export_pass(
     config: PreTrainedConfig,
     features: tuple[int, ...],
-    width: int,
+    weight_format: WeightFormat,
     inlined: Mapping[str, Sequence[float]],
     added_ids: int = 0,
 ) -> torch.export.ExportedProgram:
     """The exported pass of a model. Raises ValueError where its forward makes constants of its own.
 
-    ``width`` is that of a panel, ``inlined`` the values of small constants by name, ``added_ids`` the number
-    of ids behind the vocabulary that have embeddings.
+    ``inlined`` are the values of small constants by name, ``added_ids`` the number of ids behind the
+    vocabulary that have embeddings.
     """
     lm = PackedLM(hollow_model(config), kv_mb=1)
     if added_ids:
         lm.add_embeddings(torch.empty(added_ids, config.get_text_config().hidden_size))
     weights = nn.Module()
-    pack_linears(lm.model, lm.find_layout, lambda layers: PanelProduct(layers, weights, width))
+    pack_linears(lm.model, lm.find_layout, lambda layers: PanelProduct(layers, weights, weight_format))
     for index, product in enumerate(products_of(lm.model)):
         cast(PanelProduct, product).name(index)
     lm.wants = OutcomeWants(features=features)

@@ -2,7 +2,7 @@
 //
 // Plain C++ with the compiler's vector types: no intrinsics, so one source serves every processor. Both are
 // called from the code that Inductor generates, through the C shims declared in operators.py. Everything is
-// float32. Layout of a step block and of panels: see step_block.py and panels.py.
+// float32, apart from panels of weights. Layout of a step block and of panels: see step_block.py and panels.py.
 
 #include <algorithm>
 #include <cmath>
@@ -12,26 +12,10 @@
 #include <vector>
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/stable/c/shim.h>
+
+#include "panel_product.hpp"
 
 namespace {
-
-#if defined(__AVX512F__)
-constexpr int LANES = 16;
-constexpr int TILE = 8;
-#else
-constexpr int LANES = 8;
-constexpr int TILE = 4;
-#endif
-constexpr int PANEL = 2 * LANES;  // outputs of a panel of weights
-
-typedef float Vec __attribute__((vector_size(4 * LANES)));
-typedef float Loose __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int32_t Lanes __attribute__((vector_size(4 * LANES)));
-
-inline Vec load(const float* from) { return *reinterpret_cast<const Loose*>(from); }
-inline void store(float* to, Vec value) { *reinterpret_cast<Loose*>(to) = value; }
-inline Vec all(float value) { return Vec{} + value; }
 
 inline void check(AOTITorchError error) {
   if (error != AOTI_TORCH_SUCCESS) throw error;
@@ -65,75 +49,6 @@ AtenTensorHandle contiguous(int64_t dims, const int64_t* sizes) {
   check(aoti_torch_empty_strided(
       dims, sizes, strides, aoti_torch_dtype_float32(), aoti_torch_device_type_cpu(), 0, &made));
   return made;
-}
-
-template <typename Body>
-void in_parallel(int64_t count, int64_t grain, const Body& body) {
-  if (count <= grain) {
-    body(0, count);
-    return;
-  }
-  check(torch_parallel_for(
-      0, count, grain,
-      [](int64_t low, int64_t high, void* context) { (*static_cast<const Body*>(context))(low, high); },
-      const_cast<Body*>(&body)));
-}
-
-// ---- the product -------------------------------------------------------------------------------------
-
-// R rows times one panel. Every output adds over k in order, so a row's bits do not depend on R.
-template <int R>
-void multiply_panel(const float* rows, int64_t row_stride, const float* panel, int64_t width,
-                    const float* bias, float* out, int64_t out_stride, int64_t columns) {
-  Vec sums[R][2];
-  for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = Vec{};
-  for (int64_t k = 0; k < width; ++k) {
-    const Vec left = load(panel), right = load(panel + LANES);
-    panel += PANEL;
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const float scalar = rows[r * row_stride + k];
-      sums[r][0] += left * scalar;
-      sums[r][1] += right * scalar;
-    }
-  }
-  for (int r = 0; r < R; ++r) {
-    float* to = out + r * out_stride;
-    float whole[PANEL];
-    store(whole, sums[r][0]);
-    store(whole + LANES, sums[r][1]);
-    if (bias != nullptr)
-      for (int64_t column = 0; column < columns; ++column) whole[column] += bias[column];
-    std::memcpy(to, whole, columns * sizeof(float));
-  }
-}
-
-using PanelKernel = void (*)(const float*, int64_t, const float*, int64_t, const float*, float*, int64_t,
-                             int64_t);
-constexpr PanelKernel PANEL_KERNELS[] = {
-    multiply_panel<1>, multiply_panel<2>, multiply_panel<3>, multiply_panel<4>,
-#if defined(__AVX512F__)
-    multiply_panel<5>, multiply_panel<6>, multiply_panel<7>, multiply_panel<8>,
-#endif
-};
-
-void multiply(const float* rows, int64_t count, int64_t row_stride, const float* panels, int64_t width,
-              const float* bias, float* out, int64_t outputs) {
-  const int64_t panel_count = (outputs + PANEL - 1) / PANEL;
-  const int64_t grain = std::max<int64_t>(1, 65536 / (PANEL * width));
-  in_parallel(panel_count, grain, [&](int64_t low, int64_t high) {
-    for (int64_t index = low; index < high; ++index) {
-      const int64_t first = index * PANEL;
-      const int64_t columns = std::min<int64_t>(PANEL, outputs - first);
-      const float* panel = panels + first * width;
-      for (int64_t row = 0; row < count; row += TILE) {
-        const int64_t some = std::min<int64_t>(TILE, count - row);
-        PANEL_KERNELS[some - 1](rows + row * row_stride, row_stride, panel, width,
-                                bias == nullptr ? nullptr : bias + first, out + row * outputs + first,
-                                outputs, columns);
-      }
-    }
-  });
 }
 
 // ---- attention over slots ----------------------------------------------------------------------------
@@ -450,7 +365,8 @@ extern "C" {
 int64_t outrider_panel_width() { return PANEL; }
 
 AOTITorchError aoti_torch_cpu_panel_linear(AtenTensorHandle rows, AtenTensorHandle panels,
-                                           AtenTensorHandle* bias, int64_t outputs, AtenTensorHandle* result) {
+                                           AtenTensorHandle* bias, AtenTensorHandle* scales, int64_t outputs,
+                                           AtenTensorHandle* result) {
   try {
     const View from(rows);
     const View weights(panels);
@@ -462,8 +378,17 @@ AOTITorchError aoti_torch_cpu_panel_linear(AtenTensorHandle rows, AtenTensorHand
     sizes[dims - 1] = outputs;
     const int64_t stride = dims > 1 ? from.strides[dims - 2] : 0;
     AtenTensorHandle made = contiguous(dims, sizes);
-    multiply(from.data, count, stride, weights.data, from.sizes[dims - 1],
-             bias == nullptr ? nullptr : View(*bias).data, View(made).data, outputs);
+    const Product asked{from.data, count, stride, from.sizes[dims - 1],
+                        scales == nullptr ? nullptr : View(*scales).data,
+                        bias == nullptr ? nullptr : View(*bias).data, View(made).data, outputs};
+    int32_t format;
+    check(aoti_torch_get_dtype(panels, &format));
+    if (format == aoti_torch_dtype_bfloat16())
+      multiply<Bfloat16>(asked, weights.data);
+    else if (format == aoti_torch_dtype_int8())
+      multiply<Int8>(asked, weights.data);
+    else
+      multiply<Float32>(asked, weights.data);
     *result = made;
     return AOTI_TORCH_SUCCESS;
   } catch (...) {

@@ -6,7 +6,9 @@ A process that compiles imports this module; a process that serves never does. `
 import torch
 
 _LIBRARY = torch.library.Library("outrider", "FRAGMENT")
-_LIBRARY.define("panel_linear(Tensor rows, Tensor panels, Tensor? bias, int outputs) -> Tensor")
+_LIBRARY.define(
+    "panel_linear(Tensor rows, Tensor panels, Tensor? bias, Tensor? scales, int outputs) -> Tensor"
+)
 _LIBRARY.define(
     "attend_slots(Tensor query, Tensor keys, Tensor values, Tensor block, Tensor? sinks, int layer, "
     "float scale, int window, float softcap) -> Tensor"
@@ -15,7 +17,8 @@ _LIBRARY.define(
 C_SHIMS = {
     torch.ops.outrider.panel_linear.default: [
         "AOTITorchError aoti_torch_cpu_panel_linear("
-        "AtenTensorHandle, AtenTensorHandle, AtenTensorHandle*, int64_t, AtenTensorHandle*)"
+        "AtenTensorHandle, AtenTensorHandle, AtenTensorHandle*, AtenTensorHandle*, int64_t, "
+        "AtenTensorHandle*)"
     ],
     torch.ops.outrider.attend_slots.default: [
         "AOTITorchError aoti_torch_cpu_attend_slots(AtenTensorHandle, AtenTensorHandle, AtenTensorHandle, "
@@ -26,7 +29,11 @@ C_SHIMS = {
 
 
 def _panel_linear(
-    rows: torch.Tensor, panels: torch.Tensor, bias: torch.Tensor | None, outputs: int
+    rows: torch.Tensor,
+    panels: torch.Tensor,
+    bias: torch.Tensor | None,
+    scales: torch.Tensor | None,
+    outputs: int,
 ) -> torch.Tensor:
     return rows.new_empty(*rows.shape[:-1], outputs)
 

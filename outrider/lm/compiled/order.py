@@ -16,11 +16,13 @@ import torch
 import transformers
 
 from outrider.compiling.toolchain import processor_flags
+from outrider.lm.weight_only.packing import WeightDtype
 
 _SOURCES = (
     "compiled/graph.py",
     "compiled/kernels.cpp",
     "compiled/operators.py",
+    "compiled/panel_product.hpp",
     "compiled/panels.py",
     "compiled/child.py",
     "compiled/container.py",
@@ -29,6 +31,7 @@ _SOURCES = (
     "linear.py",
     "load/added_embeddings.py",
     "runner.py",
+    "weight_only/packing.py",
 )
 """Modules of `outrider.lm` that decide what a package computes and how it is called."""
 
@@ -49,6 +52,8 @@ class CompileOrder:
     """Values of the constants that become part of the code; see `panels.inlined`."""
     added_ids: int = 0
     """Ids behind the vocabulary that have embeddings; see `PackedLM.add_embeddings`."""
+    weight_dtype: WeightDtype = "auto"
+    """Number format of the weights of linear layers."""
 
     @property
     def key(self) -> str:

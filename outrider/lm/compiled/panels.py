@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from outrider.lm.linear import PackedLinear, Product
+from outrider.lm.weight_only.product import WeightOnlyProduct
 
 MODEL = "model."
 """Beginning of the names of constants that are the model's own parameters and buffers."""
@@ -36,6 +37,11 @@ def panel_name(index: int) -> str:
     return f"panels_{index}"
 
 
+def scales_name(index: int) -> str:
+    """Name of the scales of a model's product ``index``."""
+    return f"scales_{index}"
+
+
 def bias_name(index: int) -> str:
     """Name of the stacked bias of a model's product ``index``."""
     return f"bias_{index}"
@@ -50,11 +56,17 @@ def products_of(model: nn.Module) -> list[Product]:
 def constants_of(model: nn.Module, width: int) -> dict[str, torch.Tensor]:
     """Everything that a package may name as a constant: the model's own tensors, panels and stacked biases.
 
-    The model's own tensors are shared, not copied. Panels are a second copy of the weights of linear layers.
+    The model's own tensors are shared, not copied. Panels are a second copy of the weights of linear layers,
+    unless eager passes read panels too (`WeightOnlyProduct`).
     """
     found = own_constants(model)
     for index, product in enumerate(products_of(model)):
-        found[WEIGHTS + panel_name(index)] = panels_of(product.weight(), width)
+        if isinstance(product, WeightOnlyProduct):
+            found[WEIGHTS + panel_name(index)] = product.packed.panels
+            if product.packed.scales is not None:
+                found[WEIGHTS + scales_name(index)] = product.packed.scales
+        else:
+            found[WEIGHTS + panel_name(index)] = panels_of(product.weight(), width)
     return found
 
 

@@ -26,6 +26,7 @@ from outrider.lm.kv.pool import KVLayout, SlotPool
 from outrider.lm.kv.table import SlotTable
 from outrider.lm.linear import PackedLinear, pack_linears
 from outrider.lm.plan import PassPlan, SequenceRows
+from outrider.lm.weight_only.packing import WeightDtype
 from speculative.errors import InvalidRequest, ModelRefused
 
 if TYPE_CHECKING:
@@ -57,6 +58,16 @@ class Deterministic:
         """Name of the arithmetic, with the digest of the logits that the check computed."""
         return f"deterministic {self.digest}"
 
+    @property
+    def weight_dtype(self) -> WeightDtype:
+        """``auto``: weights are kept in the dtype of the passes."""
+        return "auto"
+
+    @property
+    def compiles(self) -> bool:
+        """False: a compiled pass adds in another order."""
+        return False
+
     def check_settings(self, device: str, threads: int, ranks: int) -> None:
         """Raises InvalidRequest for several ranks, and for several threads on the CPU.
 
@@ -68,6 +79,9 @@ class Deterministic:
             )
         if ranks > 1:
             raise InvalidRequest("the deterministic profile is of one process; serve without ranks")
+
+    def prepare(self, model: PreTrainedModel) -> None:
+        """Leaves the model as it is."""
 
     def layout(self, found: KVLayout) -> KVLayout:
         """The model's layout with keys and values in float32, where the model computes in less."""

@@ -55,6 +55,9 @@ class KVLayout:
     """Number of values that a guest keeps beside each block."""
     int8: bool = False
     """Whether the model's planes hold int8; ``dtype`` is then that of the rows that are written and read."""
+    weights: str = ""
+    """Format of the model's weights where it is not that of the passes; part of the name of a cached prefix.
+    """
 
     @property
     def layers(self) -> int:
@@ -332,7 +335,8 @@ class SlotPool:
 
     def _class(self, kind: str) -> str:
         """The name of passes of this kind over this pool."""
-        return f"{kind} int8" if self.layout.int8 else kind
+        parts = kind, self.layout.weights, "int8" if self.layout.int8 else ""
+        return " ".join(part for part in parts if part)
 
 
 class _Stitched(Sequence[torch.Tensor]):

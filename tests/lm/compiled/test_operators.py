@@ -16,6 +16,7 @@ from outrider.lm.kv.blocks import BLOCK
 from outrider.lm.kv.pool import KVLayout, SlotPool
 from outrider.lm.kv.table import SlotTable
 from outrider.lm.plan import PassPlan, SequenceRows
+from outrider.lm.weight_only.packing import PackedWeight, WeightDtype
 
 pytestmark = pytest.mark.slow
 
@@ -31,11 +32,21 @@ class Operators:
         self.width: int = self._library.outrider_panel_width()
 
     def panel_linear(
-        self, rows: torch.Tensor, panels: torch.Tensor, bias: torch.Tensor | None, outputs: int
+        self,
+        rows: torch.Tensor,
+        panels: torch.Tensor,
+        bias: torch.Tensor | None,
+        outputs: int,
+        scales: torch.Tensor | None = None,
     ) -> torch.Tensor:
         made = ctypes.c_void_p()
         assert not self._library.aoti_torch_cpu_panel_linear(
-            _handle(rows), _handle(panels), _optional(bias), ctypes.c_int64(outputs), ctypes.byref(made)
+            _handle(rows),
+            _handle(panels),
+            _optional(bias),
+            _optional(scales),
+            ctypes.c_int64(outputs),
+            ctypes.byref(made),
         )
         return _tensor(made)
 
@@ -94,6 +105,23 @@ def test_a_product_is_torchs_and_has_the_same_bits_alone(
     for row in range(count):
         alone = operators.panel_linear(rows[:, row : row + 1], panels, bias, outputs)
         assert torch.equal(alone[0, 0], found[0, row])
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "int8"])
+def test_a_product_over_other_weights_is_that_over_their_values(
+    operators: Operators, name: WeightDtype
+) -> None:
+    weight, rows, bias = torch.randn(61, 40), torch.randn(1, 11, 40), torch.randn(61)
+    packed = PackedWeight.of(weight, name, operators.width)
+    found = operators.panel_linear(rows, packed.panels, bias, 61, packed.scales)
+    over_floats = operators.panel_linear(rows, panels_of(packed.dense(), operators.width), bias, 61)
+    if name == "bfloat16":
+        assert torch.equal(found, over_floats)
+    else:
+        assert torch.allclose(found, over_floats, atol=1e-5)
+    assert torch.equal(
+        operators.panel_linear(rows[:, 3:4], packed.panels, bias, 61, packed.scales)[0, 0], found[0, 3]
+    )
 
 
 PARAMS = {

@@ -1,0 +1,161 @@
+// The product of rows with panels of weights in float32, bfloat16 or int8; activations and sums are float32.
+//
+// C++ with the compiler's vector types, so one source serves every processor; only int8 takes an intrinsic, and
+// a loop where the processor lacks it. Layout of panels: see panels.py and weight_only/packing.py.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/c/shim.h>
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+constexpr int TILE = 8;
+#else
+constexpr int LANES = 8;
+constexpr int TILE = 4;
+#endif
+constexpr int PANEL = 2 * LANES;  // outputs of a panel of weights
+
+typedef float Vec __attribute__((vector_size(4 * LANES)));
+typedef float Loose __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t Lanes __attribute__((vector_size(4 * LANES)));
+typedef int32_t LooseLanes __attribute__((vector_size(4 * LANES), aligned(2), may_alias));
+
+inline Vec load(const float* from) { return *reinterpret_cast<const Loose*>(from); }
+inline void store(float* to, Vec value) { *reinterpret_cast<Loose*>(to) = value; }
+inline Vec all(float value) { return Vec{} + value; }
+
+template <typename Body>
+void in_parallel(int64_t count, int64_t grain, const Body& body) {
+  if (count <= grain) {
+    body(0, count);
+    return;
+  }
+  const AOTITorchError error = torch_parallel_for(
+      0, count, grain,
+      [](int64_t low, int64_t high, void* context) { (*static_cast<const Body*>(context))(low, high); },
+      const_cast<Body*>(&body));
+  if (error != AOTI_TORCH_SUCCESS) throw error;
+}
+
+// Formats of weights. `read` gives the weights of one input for the left and the right half of a panel.
+
+struct Float32 {
+  using Element = float;
+  static void read(const float* from, Vec& left, Vec& right) {
+    left = load(from);
+    right = load(from + LANES);
+  }
+};
+
+// A word of 32 bits holds an output of the left half below one of the right half: no lane changes its place.
+struct Bfloat16 {
+  using Element = uint16_t;
+  static void read(const uint16_t* from, Vec& left, Vec& right) {
+    const Lanes words = *reinterpret_cast<const LooseLanes*>(from);
+    left = (Vec)(words << 16);
+    right = (Vec)(words & static_cast<int32_t>(0xffff0000));
+  }
+};
+
+struct Int8 {
+  using Element = int8_t;
+  static void read(const int8_t* from, Vec& left, Vec& right) {
+    left = widened(from);
+    right = widened(from + LANES);
+  }
+  static Vec widened(const int8_t* from) {
+#if defined(__AVX512F__)
+    // g++ makes several instructions of a conversion from vector to vector.
+    return (Vec)_mm512_cvtepi32_ps(
+        _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#else
+    Vec made{};
+    for (int lane = 0; lane < LANES; ++lane) made[lane] = from[lane];
+    return made;
+#endif
+  }
+};
+
+// The rows [count, width] of a product, and where its result goes: [count, outputs].
+struct Product {
+  const float* rows;
+  int64_t count, row_stride, width;
+  const float* scales;  // of each output of the panels, or null
+  const float* bias;    // of each output, or null
+  float* out;
+  int64_t outputs;
+};
+
+// R rows times one panel. Every output adds over k in order, so a row's bits do not depend on R.
+template <typename Format, int R>
+void multiply_panel(const Product& of, const typename Format::Element* panel, int64_t row, int64_t first) {
+  const float* rows = of.rows + row * of.row_stride;
+  Vec sums[R][2];
+  for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = Vec{};
+  for (int64_t k = 0; k < of.width; ++k) {
+    Vec left, right;
+    Format::read(panel, left, right);
+    panel += PANEL;
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const float scalar = rows[r * of.row_stride + k];
+      sums[r][0] += left * scalar;
+      sums[r][1] += right * scalar;
+    }
+  }
+  const int64_t columns = std::min<int64_t>(PANEL, of.outputs - first);
+  for (int r = 0; r < R; ++r) {
+    if (of.scales != nullptr) {
+      sums[r][0] *= load(of.scales + first);
+      sums[r][1] *= load(of.scales + first + LANES);
+    }
+    float whole[PANEL];
+    store(whole, sums[r][0]);
+    store(whole + LANES, sums[r][1]);
+    if (of.bias != nullptr)
+      for (int64_t column = 0; column < columns; ++column) whole[column] += of.bias[first + column];
+    std::memcpy(of.out + (row + r) * of.outputs + first, whole, columns * sizeof(float));
+  }
+}
+
+template <typename Format>
+void multiply_panel_by(int64_t some, const Product& of, const typename Format::Element* panel, int64_t row,
+                       int64_t first) {
+  using Kernel = void (*)(const Product&, const typename Format::Element*, int64_t, int64_t);
+  static constexpr Kernel KERNELS[] = {
+      multiply_panel<Format, 1>, multiply_panel<Format, 2>, multiply_panel<Format, 3>,
+      multiply_panel<Format, 4>,
+#if defined(__AVX512F__)
+      multiply_panel<Format, 5>, multiply_panel<Format, 6>, multiply_panel<Format, 7>,
+      multiply_panel<Format, 8>,
+#endif
+  };
+  KERNELS[some - 1](of, panel, row, first);
+}
+
+template <typename Format>
+void multiply(const Product& of, const void* weights) {
+  const auto* panels = static_cast<const typename Format::Element*>(weights);
+  const int64_t panel_count = (of.outputs + PANEL - 1) / PANEL;
+  const int64_t grain = std::max<int64_t>(1, 65536 / (PANEL * of.width));
+  in_parallel(panel_count, grain, [&](int64_t low, int64_t high) {
+    for (int64_t index = low; index < high; ++index)
+      for (int64_t row = 0; row < of.count; row += TILE)
+        multiply_panel_by<Format>(std::min<int64_t>(TILE, of.count - row), of,
+                                  panels + index * PANEL * of.width, row, index * PANEL);
+  });
+}
+
+}  // namespace
