@@ -45,6 +45,7 @@ _CODES: dict[type[OutriderError], grpc.StatusCode] = {
     errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.EmptySupport: grpc.StatusCode.INTERNAL,
+    errors.DeadEnd: grpc.StatusCode.INVALID_ARGUMENT,
 }
 
 
@@ -211,6 +212,7 @@ _NAMED: Mapping[str, type[OutriderError]] = {
         errors.PermissionDenied,
         errors.Unavailable,
         errors.EmptySupport,
+        errors.DeadEnd,
     )
 }
 
