@@ -11,7 +11,7 @@ import torch
 
 from outrider.compiling.library import LibrarySource
 from outrider.compiling.store import CompileFailed
-from outrider.compiling.toolchain import find_compiler, processor_flags
+from outrider.compiling.toolchain import processor_flags
 from outrider.lm.weight_only.packing import PackedWeight
 from speculative.errors import InvalidRequest
 
@@ -78,17 +78,15 @@ def load_kernel(setting: str, cache_dir: Path | None) -> WeightOnlyKernel:
             f"{setting}: this processor lacks {_INSTRUCTIONS}, which the kernels of such weights take; leave "
             "weight_dtype out"
         )
-    if find_compiler() is None:
-        raise InvalidRequest(
-            f"{setting}: there is no C++ compiler (g++) on the PATH; install one, or leave weight_dtype out"
-        )
     try:
         if cache_dir is not None:
             return _load(cache_dir)
         with tempfile.TemporaryDirectory(prefix="outrider-kernel-") as folder:
             return _load(Path(folder))
     except (CompileFailed, OSError) as error:
-        raise InvalidRequest(f"{setting}: the kernel of such weights cannot be compiled: {error}") from error
+        raise InvalidRequest(
+            f"{setting}: the kernel of such weights cannot be compiled: {error}, or leave weight_dtype out"
+        ) from error
 
 
 def _load(cache_dir: Path) -> WeightOnlyKernel:

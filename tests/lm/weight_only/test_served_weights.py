@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.compiling.toolchain import processor_flags
+from outrider.compiling.toolchain import find_compiler, processor_flags
 from outrider.lm.kv.pool import COMPILED
 from outrider.lm.linear import PackedLinear
 from outrider.lm.runner import PackedLM
@@ -18,7 +18,7 @@ from tests.lm.families import VOCABULARY, greedy_ids, model_of
 from tests.lm.test_families import NEW, decode_with_trees
 
 pytestmark = pytest.mark.skipif(
-    "avx512f" not in processor_flags().split() or kernel.find_compiler() is None,
+    "avx512f" not in processor_flags().split() or find_compiler() is None,
     reason="the kernel takes AVX-512 and g++",
 )
 
@@ -101,14 +101,19 @@ def test_a_processor_without_the_instructions_is_named(tiny_llama: Path) -> None
         PackedLM.load(tiny_llama, weight_dtype="int8")
 
 
-def test_a_machine_without_a_compiler_is_named(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "find_compiler", lambda: None)
-    with pytest.raises(InvalidRequest, match=r"weight_dtype = bfloat16: there is no C\+\+ compiler"):
+def test_a_machine_without_a_compiler_is_named(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InvalidRequest, match=r"weight_dtype = bfloat16: .* there is no C\+\+ compiler"):
         PackedLM.load(tiny_llama, weight_dtype="bfloat16")
 
 
-def test_a_compiler_that_fails_is_named(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "find_compiler", lambda: "/bin/false")
+def test_a_compiler_that_fails_is_named(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "g++").symlink_to("/bin/false")
+    monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InvalidRequest, match=r"weight_dtype = int8: the kernel .* cannot be compiled"):
         PackedLM.load(tiny_llama, weight_dtype="int8")
 
