@@ -1,6 +1,7 @@
 """All requests that this orchestrator answers now; a later request for a session ends the earlier one."""
 
 import asyncio
+import logging
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator
@@ -21,7 +22,10 @@ from orchestrator.relay.source_mover import SourceMover
 from orchestrator.store.ledger import Ledger, Whereabouts
 from outrider.wire.codec import SessionKey
 from outrider.wire.names import EDGE, MAX_SOURCES
-from speculative.errors import OutriderError, StaleEpoch, Superseded
+from outrider.wire.status import peer_text
+from speculative.errors import OutriderError, StaleEpoch, Superseded, Unavailable
+
+log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 """While a request waits for its turn: seconds between two looks into the store for the request's Cancel."""
@@ -190,8 +194,13 @@ async def _wait_for(turn: asyncio.Event, state: RequestState, deadline: RequestD
 
 
 async def _cancel(link: VerifierLink, key: SessionKey, epoch: int) -> bool:
-    """End one session at its verifier; returns whether it was running."""
+    """End one session at its verifier; returns whether it was running. Raises Unavailable."""
     try:
         return await link.cancel(key, epoch)
     except StaleEpoch:  # a later request has the session, and that one was not to be cancelled
         return False
+    except Unavailable as error:
+        # What the transport says names the verifier's address, which is none of the client's business.
+        fields = {"session": key.session, "peer": link.address, "why": peer_text(str(error))}
+        log.info("not cancelled", extra={"fields": fields})
+        raise Unavailable("the session's verifier cannot be reached; try again") from error

@@ -148,3 +148,14 @@ async def test_an_orchestrator_that_stops_says_so_to_its_clients(world: Any) -> 
         await stream.completion()
     await stopping
     assert verifier.cancelled
+
+
+async def test_a_cancel_that_reaches_no_verifier_does_not_say_where_that_one_is(world: Any) -> None:
+    verifier = await world.verifier(per_tick=1, tick_s=0.02)
+    front = await world.ready(await world.front([verifier.address], recover_s=30))
+    stream = front.client.stream(ids=[5], session="mine", max_tokens=60)
+    await anext(stream)
+    await verifier.server.stop(0)
+    with pytest.raises(Unavailable, match="the session's verifier cannot be reached; try again") as refused:
+        await front.client.cancel("mine")
+    assert "127.0.0.1" not in str(refused.value)
