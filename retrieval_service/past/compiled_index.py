@@ -28,6 +28,8 @@ class IndexLibrary:
     """The functions of the compiled index."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
+        """The library's file."""
         loaded = ctypes.PyDLL(str(path))
 
         def function(name: str, *arguments: type) -> Callable[..., int]:
@@ -60,7 +62,8 @@ class CompiledIndex:
             raise MemoryError("no room for an index of past outputs")
         self._extend = library.extend
         self._texts: dict[int, array[int]] = {}
-        weakref.finalize(self, library.delete, self._index)
+        # Not as the process ends: a thread that goes on until then may still look up.
+        weakref.finalize(self, library.delete, self._index).atexit = False
 
     @classmethod
     def of(cls, library: IndexLibrary, other: PythonIndex) -> "tuple[CompiledIndex, dict[int, int]]":

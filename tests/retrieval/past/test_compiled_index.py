@@ -3,6 +3,7 @@
 import random
 import shutil
 import subprocess
+import sys
 import time
 from array import array
 from collections.abc import Sequence
@@ -28,6 +29,16 @@ from retrieval_service.past.text import PastText
 from retrieval_service.settings import RetrievalSettings
 
 SOURCE = Path(__file__).parents[3] / "retrieval_service/past/past_index.cpp"
+DELETIONS = """
+import sys
+from pathlib import Path
+from retrieval_service.past.compiled_index import CompiledIndex, IndexLibrary
+
+library = IndexLibrary(Path(sys.argv[1]))
+library.delete = lambda index: print("deleted")
+short, long = CompiledIndex(library), CompiledIndex(library)
+del short
+"""
 
 
 @pytest.fixture(scope="module")
@@ -192,6 +203,14 @@ def test_calls_that_no_caller_should_make_are_refused(library: IndexLibrary) -> 
     assert index.remove(handle, 100) == 2
     index.close(handle)
     assert index.read(array("I", [1])) == (0, [])
+
+
+def test_it_goes_with_its_last_user_and_stays_while_the_process_ends(library: IndexLibrary) -> None:
+    """A daemon thread may look up after the first exit functions have run."""
+    told = subprocess.run(
+        [sys.executable, "-c", DELETIONS, library.path], capture_output=True, text=True, timeout=60
+    )
+    assert (told.stdout, told.returncode) == ("deleted\n", 0), told.stderr
 
 
 def test_one_that_finds_other_text_is_refused(library: IndexLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
