@@ -48,10 +48,13 @@ class WeightOnlyKernel:
         """Float32 ``rows [..., in]`` times the weight, plus the bias: ``[..., out]``.
 
         The sum of an output runs over the inputs in order, so a row's bits do not depend on other rows.
+        Raises ValueError for rows of another dtype or width: the library reads and writes by address.
         """
         rows = rows.contiguous()
+        inputs = weight.panels.shape[1]
+        if rows.dtype is not torch.float32 or rows.shape[-1] != inputs:
+            raise ValueError(f"rows are {tuple(rows.shape)} {rows.dtype}; give float32 [..., {inputs}]")
         made = rows.new_empty(*rows.shape[:-1], weight.out_features)
-        inputs = rows.shape[-1]
         failed = self._multiply(
             rows.data_ptr(),
             rows.numel() // inputs,

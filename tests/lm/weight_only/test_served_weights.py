@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from outrider.compiling.toolchain import find_compiler, processor_flags
 from outrider.lm.kv.pool import COMPILED
 from outrider.lm.linear import PackedLinear
 from outrider.lm.runner import PackedLM
 from outrider.lm.weight_only import kernel
-from outrider.lm.weight_only.packing import WeightDtype
+from outrider.lm.weight_only.packing import PackedWeight, WeightDtype
 from outrider.lm.weight_only.product import WeightOnlyProduct, round_linears
 from speculative.errors import InvalidRequest
 from tests.lm.families import VOCABULARY, greedy_ids, model_of
@@ -53,6 +54,28 @@ def test_ids_through_trees_are_those_that_generate_gives_with_the_rounded_weight
     layers = [layer for layer in lm.model.modules() if isinstance(layer, PackedLinear)]
     assert layers
     assert all(isinstance(layer.product, WeightOnlyProduct) for layer in layers)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_product_is_that_of_the_rounded_weights_and_a_row_s_bits_are_its_own(
+    name: WeightDtype, cache: Path
+) -> None:
+    product = kernel.load_kernel("weight_dtype", cache)
+    weight, bias, rows = torch.randn(61, 40), torch.randn(61), torch.randn(2, 11, 40)
+    packed = PackedWeight.of(weight, name, product.width)
+    found = product.multiply(rows, packed, bias)
+    torch.testing.assert_close(found, nn.functional.linear(rows, packed.dense(), bias))
+    assert torch.equal(product.multiply(rows[1, 7], packed, bias), found[1, 7])
+    assert product.multiply(rows[:, :0], packed, bias).shape == (2, 0, 61)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_that_the_library_would_read_wrongly_are_refused(name: WeightDtype, cache: Path) -> None:
+    product = kernel.load_kernel("weight_dtype", cache)
+    packed = PackedWeight.of(torch.randn(61, 40), name, product.width)
+    for rows in (torch.randn(5, 40).half(), torch.randn(5, 40).double(), torch.randn(5, 41)):
+        with pytest.raises(ValueError, match=r"give float32 \[..., 40\]"):
+            product.multiply(rows, packed, None)
 
 
 def test_int8_decodes_another_model_than_floats(tmp_path: Path) -> None:
