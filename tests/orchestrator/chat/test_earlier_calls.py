@@ -1,5 +1,6 @@
 """Earlier calls of a conversation stand in the prompt as their family's chat template writes them."""
 
+import re
 from typing import Any
 
 from orchestrator.front.http.bodies.templates import render_conversation
@@ -49,6 +50,12 @@ def test_kimi_s_calls_are_counted_in_the_whole_conversation() -> None:
         "## Return of functions.now:1\n12:00## Return of functions.look:0\n4"
         f"{begin}{call('now:2', '{}')}## Return of functions.now:2\n12:01"
     )
+
+
+def test_kimi_s_calls_are_counted_where_a_client_gives_one_id_again() -> None:
+    turn = [calling(("call_0", "now", {})), {"role": "tool", "content": "12:00", "tool_call_id": "call_0"}]
+    text = render_conversation(KIMI, {}, ChatConversation(3 * turn))
+    assert re.findall(r"now:\d", text) == ["now:0", "now:0", "now:1", "now:1", "now:2", "now:2"]
 
 
 def test_ids_of_other_families_stay_as_they_are() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import Any
 
 from orchestrator.front.http.chat.families import format_of
@@ -30,13 +31,14 @@ def earlier_calls(messages: Sequence[Mapping[str, Any]], template: str) -> list[
     format_ = format_of(template)
     expected = "" if format_ is None else format_.earlier_ids
     ids: dict[str, str] = {}
+    numbers = count()  # not by `ids`: some clients begin anew with "call_0" in every turn
     shown = []
     for message in messages:
         copy = dict(message)
         if calls := message.get("tool_calls"):
             for call in calls:
                 name = call["function"]["name"]
-                ids[call["id"]] = expected.format(name=name, number=len(ids)) or call["id"]
+                ids[call["id"]] = expected.format(name=name, number=next(numbers)) or call["id"]
             copy["tool_calls"] = [_shown(call, ids[call["id"]]) for call in calls]
             if format_ is not None and format_.null_content:
                 copy["content"] = message["content"] or None
