@@ -148,7 +148,11 @@ class Controller:
             return Decision(Mode.CLOUD, 0, 0, 0, "drafting is off on request")
         if self._fixed is not None:
             return self._decision(self._fixed, self._conditions(), f"{self._fixed} was asked for")
-        return Decision(Mode.CLOUD, WINDOW, 0, 0, f"measures the cloud's own pace for {PROBE} tokens")
+        return self._unused(f"measures the cloud's own pace for {PROBE} tokens")
+
+    def _unused(self, why: str) -> Decision:
+        """Leaves the decoding to the cloud; now and then the device drafts, to measure."""
+        return Decision(Mode.CLOUD, WINDOW if self._trials.takes_measurement() else 0, 0, 0, why)
 
     def _time(self, tokens: int, took_ms: float) -> None:
         """Adds the time of tokens to the present mode's pace, and to what trials have lost."""
@@ -174,6 +178,8 @@ class Controller:
             self._since = self._tokens
             if decision.mode is Mode.CLOUD:
                 self._own.forget(0.25)  # so that the cloud's pace of now soon decides
+        if decision.mode is not Mode.CLOUD:
+            self._trials.used()
         self.decision = decision
 
     def _conditions(self) -> Conditions | None:
@@ -261,7 +267,7 @@ class Controller:
 
     def _decision(self, mode: Mode, at: Conditions | None, why: str) -> Decision:
         if mode is Mode.CLOUD:
-            return Decision(mode, WINDOW if self._fixed is None else 0, 0, 0, why)
+            return Decision(mode, 0, 0, 0, why) if self._fixed is mode else self._unused(why)
         window = self._first_window(mode) if at is None else self._window(mode, at)
         if mode is Mode.WAITING:
             return Decision(mode, window, 1, self._wait_ms(at, window), why)

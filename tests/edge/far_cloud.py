@@ -92,14 +92,17 @@ class FarCloud:
         return self.answered
 
     def _after(self, ms: float, call: Callable[[], None]) -> None:
+        self._at_ms(self._now + ms, call)
+
+    def _at_ms(self, due_ms: float, call: Callable[[], None]) -> None:
         self._count += 1
-        heapq.heappush(self._due, (self._now + ms, self._count, call))
+        heapq.heappush(self._due, (due_ms, self._count, call))
 
     def _carry(self, up: bool, call: Callable[[], None]) -> None:
         """Carries a message across the link, behind the one before it."""
         due = max(self._now + self._noisy(self._at.rtt_ms / 2), self._arrived[up])
         self._arrived[up] = due
-        self._after(due - self._now, call)
+        self._at_ms(due, call)  # not after a time from now, whose rounding may swap messages
 
     def _noisy(self, ms: float) -> float:
         return ms * (1 + self._noise * (2 * self._chance.random() - 1))

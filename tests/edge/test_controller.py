@@ -88,6 +88,21 @@ def test_what_a_request_found_out_the_next_one_knows() -> None:
     assert tried.isdisjoint(decision.mode for _, decision in second.history), "they rest"
 
 
+def test_a_device_that_is_never_used_drafts_less_and_less() -> None:
+    trials, seen = ModeTrials(), measured(FAR)
+    drafted = []
+    for _ in range(8):  # requests
+        controller = Controller(Preference.LATENCY, seen, trials=trials)
+        decisions = [controller.decision]
+        for _ in range(128):
+            if (decision := controller.committed(1, FAR.own_ms)) is not decisions[-1]:
+                decisions.append(decision)
+        assert {decision.mode for decision in decisions} == {Mode.CLOUD}
+        drafted.append(sum(decision.window for decision in decisions))
+    assert drafted[0] > drafted[-1] > 0, "acceptance and draft time stay known"
+    assert sum(drafted) <= 0.08 * 8 * 128
+
+
 def test_what_was_not_measured_is_not_guessed() -> None:
     controller = Controller(Preference.ECONOMY, Measurements())
     for _ in range(PROBE + 1):
