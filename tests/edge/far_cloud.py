@@ -71,7 +71,8 @@ class FarCloud:
         self._inbox: list[tuple[int, tuple[int, ...], float]] = []
         self._last_ms: float | None = None
         self._pool = DraftPool(PROMPT, epoch=1, vocabulary_size=VOCABULARY, limit=self._end)
-        self._waits, self._told_ms, self._heard = DraftWaits(), 0, set[int]()
+        self._waits, self._told_ms, self._heard = DraftWaits(), controller.decision.wait_ms, set[int]()
+        self._waits.ask(1, self._told_ms)  # comes with the request
         self._computing, self._round_ended_ms = False, 0.0
         self._first_ms, self._arrived = 0.0, [0.0, 0.0]
         self.answered = Answered(list(PROMPT))

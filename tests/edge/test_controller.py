@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from outrider.edge.controller import PROBE, Controller, Preference
+from outrider.edge.controller import PROBE, READABLE_MS, Controller, Preference
 from outrider.edge.latency_model import Conditions, Mode, best_window, predict
 from outrider.edge.measurements import Measurements
 from outrider.edge.trials import FIRST_REST, ModeTrials
@@ -61,6 +61,32 @@ def test_economy_halves_the_passes_where_latency_would_leave_the_device_idle() -
     assert thrifty.decision.mode in {Mode.WAITING, Mode.PIPELINED}
     assert predict(thrifty.decision.mode, at, thrifty.decision.window).rounds_per_token < 0.5
     assert thrifty.decision.wait_ms >= at.rtt_ms
+
+
+def test_economy_begins_the_next_request_with_the_device() -> None:
+    trials, seen = ModeTrials(), measured(FAR)
+    first = Controller(Preference.ECONOMY, seen, trials=trials)
+    assert first.decision.mode is Mode.CLOUD, "the cloud's pace is not known"
+    run(first, as_modelled(FAR), 20)
+    second = Controller(Preference.ECONOMY, seen, trials=trials)
+    assert second.decision.mode in {Mode.WAITING, Mode.PIPELINED}
+    assert second.decision.wait_ms >= FAR.rtt_ms
+    assert second.history == [(0, second.decision)]
+    hasty = Controller(Preference.LATENCY, seen, trials=trials)
+    assert hasty.decision.mode is Mode.CLOUD, "where time counts, the pace is measured anew"
+
+
+def test_economy_may_always_take_the_time_that_people_read_in() -> None:
+    at = Conditions(
+        0.85, 1.0, 4.0, 150.0
+    )  # a fast target: four times its time is less than a round trip allows
+    controller = Controller(Preference.ECONOMY, measured(at))
+    ms = run(controller, as_modelled(at), 100)
+    assert controller.decision.mode in {Mode.WAITING, Mode.PIPELINED}
+    assert 4 * at.own_ms < ms <= READABLE_MS
+    slow = Controller(Preference.ECONOMY, measured(at))
+    run(slow, lambda mode: at.own_ms if mode is Mode.CLOUD else 2 * READABLE_MS, 100)
+    assert slow.decision.mode is Mode.CLOUD
 
 
 def test_a_mode_that_is_slower_than_predicted_is_left_and_rests_longer_each_time() -> None:
