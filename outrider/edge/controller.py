@@ -48,7 +48,7 @@ class Preference(StrEnum):
     BALANCED = "balanced"
     """The fewest passes of the target, without being slower than the cloud alone."""
     ECONOMY = "economy"
-    """The fewest passes of the target, at up to four times the cloud's own time per token or `READABLE_MS`."""
+    """The fewest passes of the target, at up to four times the cloud's time per token, or `READABLE_MS`."""
 
 
 _SLOWER = {Preference.LATENCY: 1.0, Preference.BALANCED: 1.0, Preference.ECONOMY: 4.0}
@@ -157,8 +157,8 @@ class Controller:
     def _remembered(self) -> tuple[TokenPace, TokenPace]:
         """The cloud's pace, by token and by message, with which the session begins.
 
-        Where time counts, each session measures the pace anew. For `economy` the pace of the session before is
-        exact enough, so the target computes no passes just to be measured.
+        Where time counts, each session measures the pace anew. For `economy` the pace of the session before
+        is exact enough, so the target computes no passes just to be measured.
         """
         seen = self.measurements
         if self.preference is not Preference.ECONOMY or seen.cloud_ms is None or seen.pass_ms is None:
