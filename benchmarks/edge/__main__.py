@@ -42,10 +42,13 @@ def measure(
     prompts: Sequence[Sequence[int]],
     flags: Any,
 ) -> list[EdgeRun]:
-    """All arms at one distance, in turn on each prompt, each with a connection of its own."""
+    """All arms at one distance, in turn on each prompt, each with a connection of its own.
+
+    The cloud alone runs first and last on each prompt: the two show how exact a ratio of times is.
+    """
     rtt_ms, loss = distance
     users: list[ModelShare] = []
-    orders = alternating_orders(ARMS)
+    orders = alternating_orders((*ARMS, ARMS[0]))
     with DelayedLink(address, rtt_ms, loss) as link, ExitStack() as held:
         arms = {arm: EdgeArm(arm, link.address, ModelShare(model, users)) for arm in ARMS}
         for arm in arms.values():
@@ -66,6 +69,12 @@ def pace(runs: Sequence[EdgeRun], arm: str) -> float:
     """Milliseconds per token of an arm, over all its requests."""
     own = [run for run in runs if run.arm == arm]
     return sum(run.ms for run in own) / sum(run.timed for run in own)
+
+
+def cloud_over_cloud(runs: Sequence[EdgeRun]) -> float:
+    """Time per token of the cloud's second answers to the prompts over that of its first answers."""
+    own = [run for run in runs if run.arm == "cloud"]
+    return pace(own[1::2], "cloud") / pace(own[::2], "cloud")
 
 
 def rounds(runs: Sequence[EdgeRun], arm: str) -> float:
@@ -118,6 +127,7 @@ def figures(by_distance: Sequence[Sequence[EdgeRun]]) -> dict[str, Any]:
         },
         "rounds_per_token": {arm: [round(rounds(runs, arm), 3) for runs in by_distance] for arm in ARMS},
         "automatic_over_cloud": [round(ratio, 3) for ratio in ratios],
+        "cloud_over_cloud": [round(cloud_over_cloud(runs), 3) for runs in by_distance],
         "automatic_within_bound": all(ratio <= SLOWER for ratio in ratios),
         "automatic_modes": [
             [run.device.mode for run in runs if run.arm == "automatic"] for runs in by_distance
@@ -143,7 +153,7 @@ def main() -> None:
         metavar="MS[@LOSS],…",
         help="round trips in ms, each with the share of segments lost; default 1,20,50,100,200,50@0.01",
     )
-    parser.add_argument("--prompts", type=int, default=4, help="held-out prompts of each arm; default 4")
+    parser.add_argument("--prompts", type=int, default=6, help="held-out prompts of each arm; default 6")
     parser.add_argument("--tokens", type=int, default=128, help="tokens of each answer; default 128")
     parser.add_argument("--temperature", type=float, default=0.0, help="default 0, greedy")
     flags: argparse.Namespace = parser.parse_args()

@@ -48,11 +48,13 @@ class Preference(StrEnum):
     BALANCED = "balanced"
     """The fewest passes of the target, without being slower than the cloud alone."""
     ECONOMY = "economy"
-    """The fewest passes of the target, at up to four times the cloud's own time per token."""
+    """The fewest passes of the target, at up to four times the cloud's time per token, or `READABLE_MS`."""
 
 
 _SLOWER = {Preference.LATENCY: 1.0, Preference.BALANCED: 1.0, Preference.ECONOMY: 4.0}
 """Time per token that a mode may take, as a multiple of the cloud's own, by preference."""
+READABLE_MS = 100.0
+"""Time per token that `economy` may always take: 10 tokens a second are about twice what people read."""
 TOLERANCE = 1.03
 """Tolerance on that bound before a mode is left, because measured paces are inexact."""
 
@@ -103,14 +105,14 @@ class Controller:
         self._most_wait_ms = most_wait_ms
         self._trials = trials or ModeTrials()
         self._trials.begin()
-        self._own = TokenPace()  # of the target alone
-        self._rounds = TokenPace()  # of the target alone: milliseconds per message
+        self._own, self._rounds = self._remembered()  # of the target alone, the latter per message
         self._pace = TokenPace()  # of the present mode, where the device drafts
         self._measured: dict[Mode, float] = {}
         self._tokens = self._since = 0
         self._due = PROBE
-        self.decision = self._first()
-        self.history.append((0, self.decision))
+        self.decision = Decision(Mode.CLOUD, 0, 0, 0, "")
+        self._take(self._first())
+        self.history = [(0, self.decision)]
 
     def committed(self, tokens: int, took_ms: float) -> Decision:
         """Takes tokens that came together and the time since the tokens before; returns the decision."""
@@ -148,7 +150,24 @@ class Controller:
             return Decision(Mode.CLOUD, 0, 0, 0, "drafting is off on request")
         if self._fixed is not None:
             return self._decision(self._fixed, self._conditions(), f"{self._fixed} was asked for")
-        return Decision(Mode.CLOUD, WINDOW, 0, 0, f"measures the cloud's own pace for {PROBE} tokens")
+        if self._conditions() is not None:
+            return self._chosen()
+        return self._unused(f"measures the cloud's own pace for {PROBE} tokens")
+
+    def _remembered(self) -> tuple[TokenPace, TokenPace]:
+        """The cloud's pace, by token and by message, with which the session begins.
+
+        Where time counts, each session measures the pace anew. For `economy` the pace of the session before
+        is exact enough, so the target computes no passes just to be measured.
+        """
+        seen = self.measurements
+        if self.preference is not Preference.ECONOMY or seen.cloud_ms is None or seen.pass_ms is None:
+            return TokenPace(), TokenPace()
+        return TokenPace.expected(seen.cloud_ms, PROBE), TokenPace.expected(seen.pass_ms, PROBE)
+
+    def _unused(self, why: str) -> Decision:
+        """Leaves the decoding to the cloud; now and then the device drafts, to measure."""
+        return Decision(Mode.CLOUD, WINDOW if self._trials.takes_measurement() else 0, 0, 0, why)
 
     def _time(self, tokens: int, took_ms: float) -> None:
         """Adds the time of tokens to the present mode's pace, and to what trials have lost."""
@@ -156,6 +175,8 @@ class Controller:
         self._present_pace.add(took_ms, tokens)
         if self.decision.mode is Mode.CLOUD:
             self._rounds.add(took_ms, 1)
+            self.measurements.cloud_ms = self._own.ms_per_token
+            self.measurements.pass_ms = self._rounds.ms_per_token
         elif bound_ms:
             lost_ms = took_ms - bound_ms * tokens
         self._trials.committed(tokens, lost_ms, bound_ms)
@@ -166,7 +187,11 @@ class Controller:
 
     def _bound_ms(self) -> float:
         """Milliseconds that a token may take by the preference; 0: not known yet."""
-        return _SLOWER[self.preference] * (self._own.ms_per_token or 0.0)
+        own = self._own.ms_per_token
+        if not own:
+            return 0.0
+        least_ms = READABLE_MS if self.preference is Preference.ECONOMY else 0.0
+        return max(_SLOWER[self.preference] * own, least_ms)
 
     def _take(self, decision: Decision) -> None:
         if decision.mode is not self.decision.mode:
@@ -174,6 +199,8 @@ class Controller:
             self._since = self._tokens
             if decision.mode is Mode.CLOUD:
                 self._own.forget(0.25)  # so that the cloud's pace of now soon decides
+        if decision.mode is not Mode.CLOUD:
+            self._trials.used()
         self.decision = decision
 
     def _conditions(self) -> Conditions | None:
@@ -261,7 +288,7 @@ class Controller:
 
     def _decision(self, mode: Mode, at: Conditions | None, why: str) -> Decision:
         if mode is Mode.CLOUD:
-            return Decision(mode, WINDOW if self._fixed is None else 0, 0, 0, why)
+            return Decision(mode, 0, 0, 0, why) if self._fixed is mode else self._unused(why)
         window = self._first_window(mode) if at is None else self._window(mode, at)
         if mode is Mode.WAITING:
             return Decision(mode, window, 1, self._wait_ms(at, window), why)

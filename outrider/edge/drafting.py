@@ -69,10 +69,12 @@ class DraftedRequest:
     Attributes:
         controller: decides how the device is used.
         ping: asks for a measurement of the round trip; None: round trips are not measured.
+        offered_wait_ms: how long rounds wait for drafts from the beginning of each stream.
     """
 
     controller: Controller
     ping: Ping | None = None
+    offered_wait_ms: int = 0
     send: Send = field(default=lambda message: None)
     trouble: str = ""
     counts: DraftingCounts = field(default_factory=DraftingCounts)
@@ -334,6 +336,7 @@ class DraftingThread:
         if self._work is not None:
             self._stop(self._work)
         if device.refused or not event.started.HasField("device"):
+            request.offered_wait_ms = 0  # no round waits
             self._give_up(request, device.refused or "the server knows nothing of drafts from devices")
             return
         digest = model.digest()
@@ -348,7 +351,7 @@ class DraftingThread:
         session = DeviceSession(terms, request.controller.decision, self._read)
         session.counts = request.counts
         self._failures, self._paused_until = 0, 0.0
-        self._work = _Work(request, session)
+        self._work = _Work(request, session, told_wait_ms=request.offered_wait_ms)
         self._measure(self._work)
         self._tell(self._work)
 
@@ -398,18 +401,18 @@ class DraftingThread:
         while (fragment := work.session.take_window()) is not None:
             epoch = work.session.epoch
             told, work.told_epoch = work.told_epoch == epoch, epoch
-            self._send(work, drafts_to_wire(fragment, epoch=0 if told else epoch))
+            self._send(work.request, drafts_to_wire(fragment, epoch=0 if told else epoch))
 
     def _tell(self, work: _Work) -> None:
         """Tells the server how long rounds may wait, if the time has changed."""
         decision: Decision = work.session.decision
         if decision.wait_ms != work.told_wait_ms:
             work.told_wait_ms = decision.wait_ms
-            self._send(work, drafts_to_wire(None, wait_ms=decision.wait_ms))
+            self._send(work.request, drafts_to_wire(None, wait_ms=decision.wait_ms))
 
-    def _send(self, work: _Work, message: generation_pb2.GenerateRequest) -> None:
-        work.request.bytes_up += message.ByteSize()
-        work.request.send(message)
+    def _send(self, request: DraftedRequest, message: generation_pb2.GenerateRequest) -> None:
+        request.bytes_up += message.ByteSize()
+        request.send(message)
 
     def _measure(self, work: _Work) -> None:
         work.pinged_s = self._clock()
@@ -431,10 +434,10 @@ class DraftingThread:
         """Stops drafting for a request; the request continues."""
         log.warning("the device does not draft: %s", why)
         request.trouble = why
-        work = self._work
-        if work is not None and work.request is request:
-            if work.told_wait_ms:
-                self._send(work, drafts_to_wire(None, wait_ms=0))
+        work = self._work if self._work is not None and self._work.request is request else None
+        if request.offered_wait_ms if work is None else work.told_wait_ms:
+            self._send(request, drafts_to_wire(None, wait_ms=0))
+        if work is not None:
             self._stop(work)
 
     def _stop(self, work: _Work) -> None:

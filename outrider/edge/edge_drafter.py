@@ -130,7 +130,8 @@ class EdgeDrafter(Client):
                 folder with a Hugging Face model (which needs torch), or any object with the methods of
                 `DraftModel`.
             preference: `latency` for the fewest milliseconds per token, `balanced` for the fewest passes of
-                the target without being slower, `economy` for the fewest passes at up to four times the time.
+                the target without being slower, `economy` for the fewest passes at up to four times the time
+                or 100 ms a token.
             mode: `cloud`, `hinting`, `waiting` or `pipelined` fixes the mode; default: measurements decide.
             vocabulary: copy of the llama-server's GGUF file, if this machine cannot read the
                 server's own path.

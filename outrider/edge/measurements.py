@@ -66,6 +66,10 @@ class Measurements:
     """Deviations of round trips from their mean, in milliseconds."""
     draft: Smoothed = field(default_factory=lambda: Smoothed(WEIGHT))
     """Times to draft one token, in milliseconds."""
+    cloud_ms: float | None = None
+    """Milliseconds per token of the target alone, as measured last; None: not measured yet."""
+    pass_ms: float | None = None
+    """Milliseconds per message of the target alone, as measured last; None: not measured yet."""
     accepted: float = PRIOR_ACCEPTED
     """Drafted tokens that equalled the target's, weighted."""
     judged: float = PRIOR_JUDGED

@@ -79,7 +79,10 @@ def offer(
     if (options.get("n") or 1) > 1 or not start.speculation.enabled or options.get("nodes") == 0:
         request.trouble = "the device drafts for one answer of a request that allows speculation"
     elif drafting.claim(request):
+        # Rounds that should wait for drafts do so from the first, not from a round trip later.
+        request.offered_wait_ms = controller.decision.wait_ms
         start.device.SetInParent()
+        start.device.wait_ms = request.offered_wait_ms
         return DraftedOffer(message, request)
     _leave_out_the_device(start.speculation)
     return DraftedOffer(message, request)

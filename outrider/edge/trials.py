@@ -5,6 +5,9 @@ all modes together may lose against the time that the preference allows. A mode 
 exceed what is left is not tried, which is why a long round trip makes trials rare. A mode that proves too
 slow rests, longer each time.
 
+A device that is not used drafts a little now and then, so that its draft time and acceptance stay known. The
+pauses double while the device stays unused, because such drafts cost battery power and serve nothing else.
+
 Pure: knows tokens and milliseconds, no clock.
 """
 
@@ -20,6 +23,10 @@ FIRST_REST = 64
 """Tokens for which a mode rests after it proved too slow; doubled each further time."""
 LONGEST_REST = 4096
 """The longest rest of a mode, in tokens."""
+FIRST_PAUSE = 32
+"""Tokens between the first two measurements of an unused device; doubled each further time."""
+LONGEST_PAUSE = 128
+"""The longest pause between two measurements of an unused device, in tokens."""
 FADING = 0.75
 """Share of a correction that is left for the next request: the connection may have changed."""
 
@@ -41,6 +48,8 @@ class ModeTrials:
         self._lost_ms = 0.0
         self._corrections: dict[Mode, float] = {}
         self._rests: dict[Mode, ModeRest] = {}
+        self._pause = FIRST_PAUSE
+        self._measure_at = 0  # number of tokens at which an unused device drafts again
 
     def begin(self) -> None:
         """Notes that another request begins."""
@@ -50,6 +59,19 @@ class ModeTrials:
         """Adds tokens and the time that they took beyond `bound_ms` each; below 0: time that they saved."""
         self._tokens += tokens
         self._lost_ms = max(self._lost_ms + lost_ms, -SHARE * bound_ms * HORIZON)
+
+    def used(self) -> None:
+        """Notes that the device drafts in a mode; once unused, it is measured often again."""
+        self._pause = FIRST_PAUSE
+        self._measure_at = self._tokens
+
+    def takes_measurement(self) -> bool:
+        """Whether an unused device drafts a little now, to measure. A yes begins the next, longer pause."""
+        if self._tokens < self._measure_at:
+            return False
+        self._measure_at = self._tokens + self._pause
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        return True
 
     def left_ms(self, bound_ms: float) -> float:
         """Milliseconds that trials may still lose where a token may take `bound_ms`."""

@@ -71,7 +71,8 @@ class FarCloud:
         self._inbox: list[tuple[int, tuple[int, ...], float]] = []
         self._last_ms: float | None = None
         self._pool = DraftPool(PROMPT, epoch=1, vocabulary_size=VOCABULARY, limit=self._end)
-        self._waits, self._told_ms, self._heard = DraftWaits(), 0, set[int]()
+        self._waits, self._told_ms, self._heard = DraftWaits(), controller.decision.wait_ms, set[int]()
+        self._waits.ask(1, self._told_ms)  # comes with the request
         self._computing, self._round_ended_ms = False, 0.0
         self._first_ms, self._arrived = 0.0, [0.0, 0.0]
         self.answered = Answered(list(PROMPT))
@@ -92,14 +93,17 @@ class FarCloud:
         return self.answered
 
     def _after(self, ms: float, call: Callable[[], None]) -> None:
+        self._at_ms(self._now + ms, call)
+
+    def _at_ms(self, due_ms: float, call: Callable[[], None]) -> None:
         self._count += 1
-        heapq.heappush(self._due, (self._now + ms, self._count, call))
+        heapq.heappush(self._due, (due_ms, self._count, call))
 
     def _carry(self, up: bool, call: Callable[[], None]) -> None:
         """Carries a message across the link, behind the one before it."""
         due = max(self._now + self._noisy(self._at.rtt_ms / 2), self._arrived[up])
         self._arrived[up] = due
-        self._after(due - self._now, call)
+        self._at_ms(due, call)  # not after a time from now, whose rounding may swap messages
 
     def _noisy(self, ms: float) -> float:
         return ms * (1 + self._noise * (2 * self._chance.random() - 1))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from outrider.edge.controller import PROBE, Controller, Preference
+from outrider.edge.controller import PROBE, READABLE_MS, Controller, Preference
 from outrider.edge.latency_model import Conditions, Mode, best_window, predict
 from outrider.edge.measurements import Measurements
 from outrider.edge.trials import FIRST_REST, ModeTrials
@@ -63,6 +63,32 @@ def test_economy_halves_the_passes_where_latency_would_leave_the_device_idle() -
     assert thrifty.decision.wait_ms >= at.rtt_ms
 
 
+def test_economy_begins_the_next_request_with_the_device() -> None:
+    trials, seen = ModeTrials(), measured(FAR)
+    first = Controller(Preference.ECONOMY, seen, trials=trials)
+    assert first.decision.mode is Mode.CLOUD, "the cloud's pace is not known"
+    run(first, as_modelled(FAR), 20)
+    second = Controller(Preference.ECONOMY, seen, trials=trials)
+    assert second.decision.mode in {Mode.WAITING, Mode.PIPELINED}
+    assert second.decision.wait_ms >= FAR.rtt_ms
+    assert second.history == [(0, second.decision)]
+    hasty = Controller(Preference.LATENCY, seen, trials=trials)
+    assert hasty.decision.mode is Mode.CLOUD, "where time counts, the pace is measured anew"
+
+
+def test_economy_may_always_take_the_time_that_people_read_in() -> None:
+    at = Conditions(
+        0.85, 1.0, 4.0, 150.0
+    )  # a fast target: four times its time is less than a round trip allows
+    controller = Controller(Preference.ECONOMY, measured(at))
+    ms = run(controller, as_modelled(at), 100)
+    assert controller.decision.mode in {Mode.WAITING, Mode.PIPELINED}
+    assert 4 * at.own_ms < ms <= READABLE_MS
+    slow = Controller(Preference.ECONOMY, measured(at))
+    run(slow, lambda mode: at.own_ms if mode is Mode.CLOUD else 2 * READABLE_MS, 100)
+    assert slow.decision.mode is Mode.CLOUD
+
+
 def test_a_mode_that_is_slower_than_predicted_is_left_and_rests_longer_each_time() -> None:
     controller = Controller(Preference.LATENCY, measured(NEAR))
     slow = 2 * NEAR.own_ms
@@ -86,6 +112,21 @@ def test_what_a_request_found_out_the_next_one_knows() -> None:
     run(second, slow, 30)
     tried = {decision.mode for _, decision in first.history} - {Mode.CLOUD}
     assert tried.isdisjoint(decision.mode for _, decision in second.history), "they rest"
+
+
+def test_a_device_that_is_never_used_drafts_less_and_less() -> None:
+    trials, seen = ModeTrials(), measured(FAR)
+    drafted = []
+    for _ in range(8):  # requests
+        controller = Controller(Preference.LATENCY, seen, trials=trials)
+        decisions = [controller.decision]
+        for _ in range(128):
+            if (decision := controller.committed(1, FAR.own_ms)) is not decisions[-1]:
+                decisions.append(decision)
+        assert {decision.mode for decision in decisions} == {Mode.CLOUD}
+        drafted.append(sum(decision.window for decision in decisions))
+    assert drafted[0] > drafted[-1] > 0, "acceptance and draft time stay known"
+    assert sum(drafted) <= 0.08 * 8 * 128
 
 
 def test_what_was_not_measured_is_not_guessed() -> None:

@@ -8,6 +8,7 @@ import pytest
 from outrider.edge.controller import Controller, Preference
 from outrider.edge.drafting import DraftedRequest, DraftingThread
 from outrider.edge.latency_model import Mode
+from outrider.edge.offer import EdgeOptions, offer
 from outrider.edge.top_k import DraftModelFailed
 from outrider.v1 import generation_pb2
 from outrider.wire.codec import sampling_to_wire
@@ -174,6 +175,40 @@ def test_waits_are_asked_for_and_taken_back(drafting: DraftingThread, model: Toy
     assert last is not None
     assert last.drafts.HasField("wait_ms")
     assert last.drafts.wait_ms == 0, "no round is to wait for a device that has given up"
+
+
+def test_a_wait_that_came_with_the_request_is_not_told_again_and_is_taken_back(
+    drafting: DraftingThread,
+) -> None:
+    server = Server(drafting, Mode.WAITING)
+    server.request.offered_wait_ms = server.request.controller.decision.wait_ms
+    drafting.claim(server.request)
+    server.start()
+    drafting.idle()
+    first = server.sent.get(timeout=WAIT_S).drafts
+    assert first.ids
+    assert not first.HasField("wait_ms")
+    drafting.release(server.request)
+    other = Server(drafting, Mode.WAITING)
+    other.request.offered_wait_ms = 70
+    drafting.claim(other.request)
+    other.start(digest="e" * 64)
+    other.until_trouble()
+    drafting.idle()
+    taken_back = other.sent.get(timeout=WAIT_S).drafts
+    assert taken_back.HasField("wait_ms")
+    assert taken_back.wait_ms == 0
+    assert other.sent.empty()
+
+
+@pytest.mark.parametrize(("mode", "waits"), [("waiting", True), ("pipelined", True), ("hinting", False)])
+def test_a_request_says_from_the_first_whether_rounds_wait(
+    drafting: DraftingThread, mode: str, waits: bool
+) -> None:
+    offered = offer(drafting, EdgeOptions(mode=mode), True, "x", {})
+    assert offered.message.start.HasField("device")
+    assert (offered.message.start.device.wait_ms > 0) is waits
+    assert offered.message.start.device.wait_ms == offered.request.offered_wait_ms
 
 
 def test_a_message_out_of_place_costs_the_drafts_alone(drafting: DraftingThread) -> None:

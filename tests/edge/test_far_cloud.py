@@ -5,6 +5,7 @@ import pytest
 from outrider.edge.controller import Controller, Preference
 from outrider.edge.latency_model import Conditions, Mode, best_window, predict, window_of_a_pass
 from outrider.edge.measurements import Measurements
+from outrider.edge.trials import ModeTrials
 from tests.edge.far_cloud import Answered, FarCloud
 
 TOKENS = 300
@@ -71,6 +72,17 @@ def test_automatic_is_never_more_than_5_percent_slower_than_the_cloud(
     at = Conditions(acceptance, draft_ms, 12.0, rtt_ms)
     alone = at.verify_ms * TOKENS
     assert answer(at, None, preference, noise=0.2).ms <= 1.05 * alone
+
+
+@pytest.mark.parametrize("rtt_ms", [1.0, 20.0, 50.0, 100.0, 200.0])
+@pytest.mark.parametrize("verify_ms", [5.0, 12.0])
+def test_economy_takes_half_of_the_passes_at_any_distance(verify_ms: float, rtt_ms: float) -> None:
+    at, seen, trials = Conditions(0.84, 1.2, verify_ms, rtt_ms), Measurements(), ModeTrials()
+    rounds = 0
+    for seed in range(6):  # requests, the first of a device that knows nothing
+        controller = Controller(Preference.ECONOMY, seen, trials=trials)
+        rounds += FarCloud(at, controller, 128, noise=0.2, seed=seed).run().rounds
+    assert rounds <= 0.5 * 6 * 128
 
 
 @pytest.mark.parametrize("at", [Conditions(0.9, 1.0, 12.0, 1.0), Conditions(0.95, 3.0, 30.0, 50.0)])

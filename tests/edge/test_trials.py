@@ -51,3 +51,19 @@ def test_each_failure_doubles_the_rest_until_the_mode_has_paid_for_a_while() -> 
     assert found == [min(FIRST_REST << power, LONGEST_REST) for power in range(9)]
     trials.failed(Mode.WAITING, after=2 * LONGEST_REST)
     assert rest() == FIRST_REST
+
+
+def test_an_unused_device_is_measured_after_ever_longer_pauses_until_it_is_used() -> None:
+    trials = ModeTrials()
+
+    def measured_at(tokens: int) -> list[int]:
+        found = []
+        for token in range(tokens):
+            if trials.takes_measurement():
+                found.append(token)
+            trials.committed(1, 0.0, BOUND_MS)
+        return found
+
+    assert measured_at(600) == [0, 32, 96, 224, 352, 480]
+    trials.used()
+    assert measured_at(100) == [0, 32, 96]
