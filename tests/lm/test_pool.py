@@ -5,8 +5,9 @@ import random
 import pytest
 import torch
 
+from benchmarks.shared.process_memory import resident_bytes
 from outrider.lm.kv.blocks import BLOCK
-from outrider.lm.kv.pool import KVLayout, SlotPool
+from outrider.lm.kv.pool import KVLayout, SlotPool, _Group
 from outrider.lm.kv.table import SlotTable
 from speculative.errors import Overloaded
 
@@ -153,6 +154,64 @@ def test_a_copy_lies_together_and_is_nobody_elses() -> None:
     write(pool, table, 0, 3 * BLOCK, 9)
     assert holds(pool, copy, 3 * BLOCK, 7)
     pool.check_integrity([table.blocks, between.blocks, copy.blocks])
+
+
+def test_a_copy_of_blocks_is_made_run_by_run_and_told_slot_by_slot() -> None:
+    layout = KVLayout(LAYOUT.planes, LAYOUT.dtype, LAYOUT.device, tail=3)
+    pool = SlotPool(layout, max_slots=16 * BLOCK, initial_slots=16 * BLOCK)
+    told: list[tuple[int, int]] = []
+    pool.copied = lambda sources, targets: told.extend(zip(sources, targets, strict=True))
+    with torch.inference_mode():
+        for plane, view in enumerate(pool.planes()):
+            view[:] = plane + torch.arange(view.shape[1])[None, :, None]
+        pool.write_tails(range(16), torch.arange(16)[:, None].expand(16, 3))
+    pool.copy_blocks([1, 2, 5, 6], [8, 9, 10, 12])
+    moved = [(8, 1), (9, 2), (10, 5), (12, 6)]
+    assert told == [(s * BLOCK + at, t * BLOCK + at) for t, s in moved for at in range(BLOCK)]
+    held = list(range(16))
+    for target, source in moved:
+        held[target] = source
+    for plane, view in enumerate(pool.planes()):
+        wanted = torch.tensor([block * BLOCK + at for block in held for at in range(BLOCK)])
+        assert torch.equal(view[0, : pool.slots, 0], plane + wanted)
+    assert [int(pool.tail(block)[0]) for block in range(16)] == held
+
+
+def storages(pool: SlotPool) -> list[int]:
+    return [plane.data_ptr() for plane in pool.planes()]
+
+
+def test_a_pool_on_a_cpu_grows_without_a_copy_and_takes_no_memory_for_what_nobody_wrote() -> None:
+    """A copy of what all sessions have cached would hold up each of them, the longer the more there is."""
+    slots, before = 2**20, resident_bytes()
+    pool = SlotPool(LAYOUT, max_slots=slots, initial_slots=BLOCK)
+    first, blocks = storages(pool), pool.blocks.capacity
+    while blocks < pool.max_blocks:
+        blocks = min(2 * blocks, pool.max_blocks)
+        pool.grow(blocks)
+        assert storages(pool) == first
+    assert pool.slots == slots
+    assert pool.bytes() > 80 * 2**20
+    assert resident_bytes() - before < pool.bytes() // 8
+
+
+def test_a_pool_that_gets_no_addresses_for_its_bound_grows_by_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocate = SlotPool._allocate
+
+    def refused(pool: SlotPool, group: _Group, slots: int) -> list[torch.Tensor]:
+        if slots > 32 * BLOCK:
+            raise RuntimeError("not enough memory")
+        return allocate(pool, group, slots)
+
+    monkeypatch.setattr(SlotPool, "_allocate", refused)
+    pool = SlotPool(LAYOUT, max_slots=64 * BLOCK, initial_slots=BLOCK)
+    table = SlotTable(pool)
+    table.reserve(BLOCK)
+    write(pool, table, 0, BLOCK, 5)
+    first = storages(pool)
+    table.reserve(5 * BLOCK)
+    assert storages(pool) != first
+    assert holds(pool, table, BLOCK, 5)
 
 
 def test_closing_twice_gives_back_once() -> None:

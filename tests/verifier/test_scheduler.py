@@ -48,6 +48,20 @@ def test_who_gave_way_keeps_its_place() -> None:
     assert scheduler.running == [1, 2]
 
 
+def test_who_is_put_off_lets_others_start_and_keeps_its_place() -> None:
+    scheduler = Scheduler(most_running=8)
+    for handle in (1, 2, 3):
+        scheduler.add(handle)
+    scheduler.put_off(1)
+    scheduler.put_off(2)
+    assert (scheduler.next(), scheduler.waiting, scheduler.in_order) == (3, 3, [1, 2, 3])
+    scheduler.reorder([2, 1])
+    scheduler.remove(1)
+    scheduler.resume(1)
+    scheduler.resume(2)
+    assert (scheduler.next(), scheduler.waiting) == (2, 2)
+
+
 def test_removing_an_unknown_session_changes_nothing() -> None:
     scheduler = Scheduler(most_running=1)
     scheduler.add(1)

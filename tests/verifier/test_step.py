@@ -60,8 +60,27 @@ def test_rows_are_bounded_and_somebody_always_moves(sessions: list[tuple[int, in
         assert size >= min(rows, (given + 1) // 2), "the prompt that came first never starves"
 
 
-def test_a_prefill_by_itself_takes_the_whole_chunk() -> None:
-    assert chunk_size(512, decoding=0, expected_ms=lambda rows: rows, stall_ms=10.0) == 512
+def test_a_prompt_by_itself_takes_the_whole_chunk_where_its_step_is_short_or_smaller_ones_cost_more() -> None:
+    assert chunk_size(512, decoding=0, expected_ms=lambda rows: 0.05 * rows, stall_ms=40.0) == 512
+    assert chunk_size(512, decoding=0, expected_ms=lambda rows: 1000.0 + rows, stall_ms=40.0) == 448
+
+
+def test_a_prompt_by_itself_leaves_a_newcomer_the_next_step_soon_where_that_costs_little() -> None:
+    assert chunk_size(512, decoding=0, expected_ms=lambda rows: 10.0 + 0.6 * rows, stall_ms=40.0) == 128
+    assert chunk_size(512, decoding=0, expected_ms=lambda rows: 0.6 * rows, stall_ms=40.0) == 64
+
+
+@given(st.integers(1, 600), st.floats(0.0, 500.0), st.floats(0.01, 3.0), st.floats(1.0, 90.0))
+def test_a_prompt_by_itself_is_read_nearly_as_fast_as_with_the_largest_chunks(
+    most: int, step_ms: float, row_ms: float, stall: float
+) -> None:
+    def expected_ms(rows: int) -> float:
+        return step_ms + row_ms * rows
+
+    chunk = chunk_size(most, 0, expected_ms, stall)
+    assert 1 <= chunk <= most
+    nearly = expected_ms(chunk) / chunk <= 1.1 * expected_ms(most) / most + 1e-9
+    assert nearly or expected_ms(chunk) <= stall, "only a short step may be a slow one"
 
 
 def test_beside_other_streams_a_chunk_shrinks_until_they_do_not_stall() -> None:

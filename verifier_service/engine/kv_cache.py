@@ -6,6 +6,7 @@ cached at once, so that others find them while it still runs. Belongs to the eng
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import takewhile
 
 from outrider.lm.kv.blocks import BLOCK
 from outrider.lm.kv.pool import Run, SlotPool
@@ -53,6 +54,8 @@ class KVCache:
         self._hasher = BlockHasher(BLOCK)
         self._held: dict[int, _CachedSession] = {}
         self._coming: dict[BlockHash, int] = {}  # handle of the session that is about to fill a block
+        self._awaited: dict[BlockHash, list[int]] = {}  # handles of the sessions that begin behind it
+        self._arrived: list[int] = []
         self._now = 0.0
         self.released = 0
         """Number of tables given back so far; only then is there more room than before."""
@@ -100,6 +103,7 @@ class KVCache:
         """Gives a session a table with as many of its ids as are cached; returns whether it got one.
 
         It gets none while another session computes the block that it needs next: that will be cached soon.
+        The session is then among those that `take_arrived` returns, once it may begin.
         """
         salt = self._salt(session)
         hashes: list[BlockHash] = []
@@ -107,7 +111,8 @@ class KVCache:
         # A prompt that is scored is computed from its first token on: cached blocks hold no logits.
         if self._reuse and (session.scorer is None or session.scorer.done):
             self._hasher.extend(hashes, session.ids[:-1], salt)
-            if self._is_coming(hashes):
+            if (coming := self._last_coming(hashes)) is not None:
+                self._awaited.setdefault(coming, []).append(session.handle)
                 return False
             blocks = self.prefixes.match(hashes, len(session.ids), self._now)
         held = _CachedSession(
@@ -122,6 +127,11 @@ class KVCache:
             held.table.adopt(blocks)
         session.resume_at(held.table.length)
         return True
+
+    def take_arrived(self) -> list[int]:
+        """Handles of the sessions that `begin` let wait and that need not wait any longer."""
+        arrived, self._arrived = self._arrived, []
+        return arrived
 
     def surely_fit(self, rows: int, sessions: int) -> bool:
         """Whether this many rows more fit into free blocks, however they are spread over these sessions."""
@@ -185,10 +195,11 @@ class KVCache:
         kind = "plain" if session.contrast is None else "contrasting"
         return self._hasher.salt(session.key.tenant, self.pool.numerics, kind)
 
-    def _is_coming(self, hashes: Sequence[BlockHash]) -> bool:
-        """Whether the first of these blocks that is not cached is being computed."""
-        missing = next((hash_ for hash_ in hashes if hash_ not in self.prefixes), None)
-        return missing is not None and missing in self._coming
+    def _last_coming(self, hashes: Sequence[BlockHash]) -> BlockHash | None:
+        """The last of these blocks, from the first one that is not cached on, that are all being computed."""
+        missing = (hash_ for hash_ in hashes if hash_ not in self.prefixes)
+        coming = list(takewhile(self._coming.__contains__, missing))
+        return coming[-1] if coming else None
 
     def _came(self, session: Session, held: _CachedSession, everything: bool = False) -> None:
         """Notes that blocks which a session was about to fill are cached, or never will be."""
@@ -196,6 +207,7 @@ class KVCache:
             hash_ = held.coming.pop(0)
             if self._coming.get(hash_) == session.handle:
                 del self._coming[hash_]
+                self._arrived += self._awaited.pop(hash_, ())
 
     def _evict(self, blocks: int) -> int:
         # The search takes longer the more is cached, and a busy worker's memory is always full of cached

@@ -57,6 +57,7 @@ class Scheduler:
         self._arrivals = 0
         self._running: dict[int, _Place] = {}
         self._waiting: dict[int, _Place] = {}
+        self._put_off: dict[int, _Place] = {}
         self._by_tenant: Counter[str] = Counter()
 
     @property
@@ -67,13 +68,13 @@ class Scheduler:
     @property
     def in_order(self) -> list[int]:
         """Handles of all sessions, running or waiting, in order of arrival."""
-        places = self._running | self._waiting
+        places = self._running | self._waiting | self._put_off
         return sorted(places, key=lambda handle: places[handle].arrival)
 
     @property
     def waiting(self) -> int:
-        """Number of sessions that wait for memory or for others to end."""
-        return len(self._waiting)
+        """Number of sessions that wait for memory, for others to end, or for what others compute."""
+        return len(self._waiting) + len(self._put_off)
 
     def add(self, handle: int, tenant: str = "", begun: bool = False) -> None:
         """A session arrives; `begun`: it has decoded before, on this worker or another."""
@@ -83,6 +84,7 @@ class Scheduler:
     def remove(self, handle: int) -> None:
         """Forgets a session; an unknown handle is no fault."""
         self._waiting.pop(handle, None)
+        self._put_off.pop(handle, None)
         self._stop(handle)
 
     def next(self) -> int | None:
@@ -96,13 +98,24 @@ class Scheduler:
         place = self._running[handle] = self._waiting.pop(handle)
         self._by_tenant[place.tenant] += 1
 
+    def put_off(self, handle: int) -> None:
+        """A waiting session gains by starting later; until `resume`, others start in its place."""
+        self._put_off[handle] = self._waiting.pop(handle)
+
+    def resume(self, handle: int) -> None:
+        """A session that was put off may start, at its old place; an unknown handle is no fault."""
+        place = self._put_off.pop(handle, None)
+        if place is not None:
+            self._waiting[handle] = place
+
     def reorder(self, handles: Sequence[int]) -> None:
         """Has these sessions exchange their places in the order of arrival, so as to be in this order."""
-        places = [self._running.get(handle) or self._waiting[handle] for handle in handles]
+        groups = (self._running, self._waiting, self._put_off)
+        among = [next(group for group in groups if handle in group) for handle in handles]
+        places = [group[handle] for group, handle in zip(among, handles, strict=True)]
         arrivals = sorted(place.arrival for place in places)
-        for handle, place, arrival in zip(handles, places, arrivals, strict=True):
-            among = self._running if handle in self._running else self._waiting
-            among[handle] = replace(place, arrival=arrival)
+        for group, handle, place, arrival in zip(among, handles, places, arrivals, strict=True):
+            group[handle] = replace(place, arrival=arrival)
 
     def preempt(self, handle: int) -> None:
         """A running session gave its keys and values up, and waits at its old place."""

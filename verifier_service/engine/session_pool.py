@@ -116,6 +116,8 @@ class SessionPool:
         """
         if self._has_recovered:
             self._plan_reading()
+        for handle in self.kv.take_arrived():
+            self.scheduler.resume(handle)
         while (handle := self.scheduler.next()) is not None:
             session = self._sessions[handle]
             if not self._may_start(session):
@@ -127,7 +129,7 @@ class SessionPool:
                 self.scheduler.start(handle)
                 self.phases.began(handle, self._now)
             elif session in self:
-                break
+                self.scheduler.put_off(handle)  # others, of other tenants among them, need not wait with it
         running = [self._sessions[handle] for handle in self.scheduler.running]
         self._held_until_s = 0.0
         return self._without_held(running) if self._patient else running

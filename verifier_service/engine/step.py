@@ -173,6 +173,8 @@ _PIECE = 16
 # A step may take this many times as long as its decoding alone. Where decoding alone is long, a prompt would
 # otherwise get few rows of each step and hardly ever come to its end.
 _SLOWER = 2.0
+_NEARLY = 1.1
+"""How many times as long as with the largest chunks a prompt may take where no stream stands still for it."""
 
 
 def chunk_size(most: int, decoding: int, expected_ms: Callable[[int], float], stall_ms: float) -> int:
@@ -180,16 +182,23 @@ def chunk_size(most: int, decoding: int, expected_ms: Callable[[int], float], st
 
     The streams of the `decoding` other sessions stand still while the step runs. So it may take `stall_ms`,
     or twice what decoding takes alone where that is longer: smaller chunks would mean more steps, each with
-    its own cost. A prefill without other sessions beside it gets `most`.
+    its own cost. Without such streams a session that comes next still waits for the end of the step. So the
+    step may take `stall_ms` as well, but longer where the prompts would be read clearly slower otherwise.
     """
-    if not decoding:
-        return max(1, most)
-    patience_ms = max(stall_ms, _SLOWER * expected_ms(decoding))
+    patience_ms = max(stall_ms, _SLOWER * expected_ms(decoding)) if decoding else stall_ms
     if expected_ms(most) <= patience_ms:
         return max(1, most)
     pieces = range(2, most // _PIECE + 1)
     fitting = bisect_left(pieces, True, key=lambda count: expected_ms(count * _PIECE) > patience_ms)
-    return min(most, (fitting + 1) * _PIECE)
+    chunk = min(most, (fitting + 1) * _PIECE)
+    return chunk if decoding else max(chunk, _quick_chunk(most, expected_ms))
+
+
+def _quick_chunk(most: int, expected_ms: Callable[[int], float]) -> int:
+    """The fewest rows with which prompts are read nearly as fast as with `most` rows at a time."""
+    enough_ms = _NEARLY * expected_ms(most) / most
+    sizes = range(_PIECE, most, _PIECE)
+    return next((rows for rows in sizes if expected_ms(rows) <= rows * enough_ms), most)
 
 
 def schedule_rows(

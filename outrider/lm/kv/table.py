@@ -71,9 +71,7 @@ class SlotTable:
         assert not self.blocks, "only an empty table can begin with others' blocks"
         self.reserve(len(blocks) * BLOCK)
         self.length = len(blocks) * BLOCK
-        sources = [block * BLOCK + offset for block in blocks for offset in range(BLOCK)]
-        self._pool.copy(sources, self.slots(0, self.length))
-        self._pool.copy_tails(blocks, self.blocks[: len(blocks)])
+        self._pool.copy_blocks(blocks, self.blocks[: len(blocks)])
 
     def lacks(self, need: int) -> int:
         """Number of blocks that the table lacks for ``need`` slots."""
