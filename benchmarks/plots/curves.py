@@ -46,8 +46,18 @@ def chart_of(result: Result) -> Chart:
     """The chart of a benchmark's last line. Raises KeyError for a benchmark without a curve."""
     machine = result["machine"]
     where = f"{machine['processor']}, {machine['cores']} cores, commit {result['commit']}"
-    command = " ".join((result["name"], *filter(None, (result.get("experiment"),))))
+    command = " ".join(filter(None, (result["name"], result.get("experiment"), _scale(result))))
     return Chart(f"outrider bench {command}: {where}", _PANELS[result["name"]](result))
+
+
+def _scale(result: Result) -> str:
+    """The flags that decide how much an experiment measured; empty for other benchmarks."""
+    settings = result.get("settings", {})
+    if "experiment" not in settings:
+        return ""
+    if settings["full"]:
+        return "--full"
+    return f"--prompts {settings['prompts']} --tokens {settings['tokens']}"
 
 
 def _load(result: Result) -> tuple[Panel, ...]:

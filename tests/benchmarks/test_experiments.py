@@ -210,6 +210,19 @@ def test_a_result_carries_its_predictions_and_its_own_curves() -> None:
     assert chart.panels == (Panel("small", "x", "y", (Curve("y", (1.0, 2.0), (2.0, 4.0)),)),)
 
 
+@pytest.mark.parametrize(
+    ("is_full", "flags"), [(True, "--full"), (False, "--prompts 4 --tokens 64")], ids=["full", "subset"]
+)
+def test_the_picture_says_how_much_was_measured(is_full: bool, flags: str) -> None:
+    fields = fields_of(small_experiment([]), [{"x": 1, "y": 2}, {"x": 2, "y": 1}])
+    settings = {"experiment": "small", "prompts": 4, "tokens": 64, "full": is_full}
+    result = {"name": "experiments", "machine": {"processor": "p", "cores": 2}, "commit": "abc"}
+
+    chart = chart_of(result | {"settings": settings} | fields)
+
+    assert chart.title == f"outrider bench experiments small {flags}: p, 2 cores, commit abc"
+
+
 def test_every_experiment_states_what_would_refute_it() -> None:
     for name, experiment in EXPERIMENTS.items():
         assert name == experiment.name
