@@ -78,6 +78,8 @@ async def test_a_verifiers_junk_costs_it_its_own_requests_alone(
     async with listening(junk) as address:
         with caplog.at_level(logging.WARNING):
             front = await world.ready(await world.front([address, good.address]))
+            fleet = front.service._fleet  # the junk one may be the first to be known
+            await world.until(lambda: good.address in [link.address for link in fleet.verifiers_for("toy")])
             for _ in range(6):
                 answer = await front.client.stream(ids=[5, 6, 7], max_tokens=20).completion()
                 assert list(answer.ids) == [next_id(position) for position in range(3, 23)]
