@@ -12,6 +12,8 @@ _ROOT = 0
 _NONE = -1
 _REFRESHED = 4
 """Number of suffixes whose latest occurrence each append updates; shorter suffixes may name an older one."""
+_MOST_LINKS = 64
+"""Suffixes, ever shorter, that are tried below a path. A run of one token has as many as it has tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +83,20 @@ class SuffixAutomaton:
         """Up to `count` tokens that would follow the text if it went on with `path`; changes nothing.
 
         They followed an earlier occurrence of the longest suffix of both together; if the suffix occurs more
-        than once, not always the latest one. Takes time in proportion to `path` and `count`.
+        than once, not always the latest one. Where that suffix would take long to find, as in a text that
+        repeats itself many times, it is sought in `path` alone. Takes time in proportion to `path` and
+        `count`.
+
+        Args:
+            path: at least one token.
+            count: the most tokens of the draft.
         """
         nexts, links, state, length = self._next, self._links, self._last, len(self._text)
+        left = _MOST_LINKS
         for token in path:
             while state != _ROOT and token not in nexts[state]:
-                state = links[state]
+                left -= 1
+                state = links[state] if left > 0 else _ROOT
                 length = self._lengths[state]
             if token in nexts[state]:
                 state, length = nexts[state][token], length + 1

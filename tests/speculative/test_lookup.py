@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,6 +100,23 @@ def test_below_a_path_it_drafts_what_followed_the_longest_suffix_of_both_and_cha
         assert copied.tokens == ()
     assert lookup.draft(8) == before
     assert len(lookup) == len(text)
+
+
+def test_a_text_that_repeats_itself_for_long_takes_no_longer_to_look_up() -> None:
+    """A run of one token has as many suffixes as tokens; a lookup of each step may not try them all."""
+
+    class Counted(list[int]):
+        reads = 0
+
+        def __getitem__(self, at: Any) -> Any:
+            Counted.reads += 1
+            return super().__getitem__(at)
+
+    for period in ([1], [1, 2, 3]):
+        lookup = SuffixAutomaton([9, 8, *(period * 5_000)])
+        lookup._links = Counted(lookup._links)
+        assert lookup.draft_below([9, 8], 2).match_length == 2, "sought in the path alone"
+    assert Counted.reads < 200
 
 
 def test_no_token_below_a_path_is_drafted_where_none_is_wanted() -> None:

@@ -29,6 +29,9 @@ NODES = 6
 """Nodes below one leaf. Each takes some two microseconds to merge, so this bounds what a step pays."""
 LEAST_SURVIVAL = 0.1
 """Survival of a leaf below which nothing is looked up: its continuation would hardly pay for its rows."""
+MOST_READ = 4096
+"""Ids that a step reads into the index for lookups below leaves: some milliseconds. A long prompt takes
+several steps, and what was not read while the source rested."""
 _PARENTS = tuple(range(-1, MAX_DRAFT_NODES - 1))
 
 
@@ -124,7 +127,7 @@ class LeafDrafts:
     def propose(
         self, ids: Sequence[int], pool: DraftPool, without: frozenset[int], node_limit: int
     ) -> Iterator[tuple[Leaf, Draft]]:
-        """Drafts below the likeliest leaves of the pool; none while the source rests.
+        """Drafts below the likeliest leaves of the pool; none while the source rests, or has ids to read.
 
         Args:
             ids: all committed ids of the session.
@@ -135,8 +138,11 @@ class LeafDrafts:
         leaves = pool.leaves(LEAVES, LEAST_SURVIVAL, without | {self.source_index})
         if not leaves:
             return
-        self._proposer.append(ids[self._appended :])
-        self._appended = len(ids)
+        new = ids[self._appended : self._appended + MOST_READ]
+        self._proposer.append(new)
+        self._appended += len(new)
+        if self._appended < len(ids):
+            return
         for leaf in leaves:
             most = min(NODES, node_limit - len(leaf.path))
             if (found := self._proposer.propose_below(leaf.path, most)) is not None:

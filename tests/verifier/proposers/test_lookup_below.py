@@ -15,6 +15,7 @@ from tests.in_time import in_time
 from verifier_service.engine.messages import InFlight, Offers
 from verifier_service.engine.session import Session
 from verifier_service.observe.round_log import Rest
+from verifier_service.proposers import lookup
 
 BELOW = "lookup-below"
 BOTH = pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -139,6 +140,29 @@ def test_its_work_is_bounded_whatever_is_drafted() -> None:
     driver.core.apply(Offers(((session.handle, fragment),), driver.now, InFlight(1)), driver.now)
     driver.step()
     assert 0 < driver.core.counts[BELOW].kept <= 6
+
+
+def test_a_long_prompt_is_read_in_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    append = lookup.LookupBelow.append
+
+    def counted(proposer: lookup.LookupBelow, tokens: Sequence[int]) -> None:
+        read.append(len(tokens))
+        append(proposer, tokens)
+
+    monkeypatch.setattr(lookup.LookupBelow, "append", counted)
+    monkeypatch.setattr(lookup, "MOST_READ", 16)
+    driver = CoreDriver(target())
+    session = driver.open([at % 5 for at in range(60)], 20, GREEDY, sources=(BELOW,), remote=("drafter",))
+    while session in driver.core.sessions:
+        fragment = chain(session, 2, [session.ids[-4]])
+        driver.core.apply(Offers(((session.handle, fragment),), driver.now, InFlight(1)), driver.now)
+        kept = driver.core.counts[BELOW].kept
+        driver.step()
+        assert driver.core.counts[BELOW].kept == kept or sum(read) >= 60, "it drafts from whole texts alone"
+    assert read[:3] == [16, 16, 16]
+    assert max(read) == 16
+    assert driver.core.counts[BELOW].kept
 
 
 @BOTH
