@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,10 @@ def test_the_endpoint_says_how_the_device_is_used(
     assert status == 200
     assert body["device"]["mode"] == "pipelined"
     assert body["explain"]["why"]
+    asked = urllib.request.Request(f"{endpoint.url}/edge", headers={"Accept": "text/html,*/*;q=0.8"})
+    with urllib.request.urlopen(asked, timeout=60) as page:
+        assert page.headers["Content-Type"] == "text/html; charset=utf-8"
+        assert "<b>pipelined</b>" in page.read().decode()
 
 
 @pytest.mark.parametrize(

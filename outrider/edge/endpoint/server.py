@@ -16,6 +16,7 @@ from outrider.edge.edge_drafter import EdgeDrafter, EdgeStream
 from outrider.edge.endpoint.asked import PATHS, AskedBody, read_body, with_defaults
 from outrider.edge.endpoint.cloud import HOP_BY_HOP, Cloud
 from outrider.edge.endpoint.formats import AnswerFormat, broken_off, error_of
+from outrider.edge.endpoint.page import page_of
 from outrider.edge.local_answer import LOCAL, LocalStream
 from outrider.wire.incoming.http_url import named_host, path_of
 from speculative.errors import InvalidRequest, OutriderError, Unavailable
@@ -112,11 +113,19 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             path = path_of(self.path)
             if self.command == "GET" and path == "/edge":
-                self._send_json(200, self.server.endpoint.explain())
+                self._explain()
             elif self.command == "POST" and path in PATHS and self._drafted(body, chat=PATHS[path]):
                 pass  # answered
             else:
                 self._pass_on(body, path)
+
+    def _explain(self) -> None:
+        """How the device is used: a page for browsers, else an object."""
+        explained = self.server.endpoint.explain()
+        if "text/html" in self.headers.get("Accept", ""):
+            self._send(200, "text/html; charset=utf-8", page_of(explained))
+        else:
+            self._send_json(200, explained)
 
     def _body(self) -> bytes | None:
         """The call's body; None if the endpoint refused the body."""
@@ -269,9 +278,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
 
     def _send_json(self, status: int, answer: dict[str, Any]) -> None:
-        data = json.dumps(answer, separators=(",", ":")).encode()
+        self._send(status, "application/json", json.dumps(answer, separators=(",", ":")).encode())
+
+    def _send(self, status: int, kind: str, data: bytes) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
