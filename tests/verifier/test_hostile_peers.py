@@ -1,9 +1,11 @@
 """A peer of the verifier that sends junk, or too much, costs its own stream and nobody else's."""
 
 import asyncio
+import gc
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import grpc
@@ -121,6 +123,47 @@ async def test_junk_is_an_invalid_argument_on_every_method(caplog: pytest.LogCap
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "no outrider.v1.WatchRequest" in str(refused.value.details())
     assert not [record for record in caplog.records if record.exc_info]
+
+
+@pytest.fixture
+def memory() -> Iterator[Callable[[], int]]:
+    """Bytes of all Python objects now; garbage that only Python's collector finds stays."""
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        yield lambda: tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("method", "data"),
+    [
+        ("Cancel", b"\xaa\x06\x01x" * 2**18),
+        ("Open", b"\xaa\x06\x01x" * 2**18),
+        ("Cancel", b"\xff" * 2**15),
+        ("Watch", b"\xff" * 2**15),
+        ("Open", verifier_pb2.OpenRequest(stop=["s" * 2**15]).SerializeToString()),
+    ],
+    ids=["too large", "too many values", "junk", "junk in a stream", "refused by its content"],
+)
+async def test_refused_messages_take_no_memory_until_garbage_is_collected(
+    memory: Callable[[], int], method: str, data: bytes
+) -> None:
+    async def once(data: bytes) -> AsyncIterator[bytes]:
+        yield data
+
+    async with serving(NgramLM()) as verifier, grpc.aio.insecure_channel(verifier.address) as channel:
+        held = []
+        for _ in range(24):
+            call = channel.stream_stream(f"/outrider.v1.Verifier/{method}")(once(data))
+            with suppress(grpc.aio.AioRpcError):
+                await read_to_the_end(call)
+            assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+            held.append(memory())
+        assert held[-1] - held[7] < 8 * len(data)
 
 
 async def watched_to_the_end(verifier: Verifier, request: verifier_pb2.WatchRequest) -> grpc.aio.AioRpcError:

@@ -116,8 +116,8 @@ class SessionPool:
         """
         if self._has_recovered:
             self._plan_reading()
-        for handle in self.kv.take_arrived():
-            self.scheduler.resume(handle)
+        for arrived in self.kv.take_arrived():
+            self.scheduler.resume(arrived)
         while (handle := self.scheduler.next()) is not None:
             session = self._sessions[handle]
             if not self._may_start(session):

@@ -41,29 +41,32 @@ class Unparsed(Generic[M]):
     async def parse(self, bounds: Bounds = SMALL) -> M:
         """The message. Raises InvalidRequest where it exceeds the bounds, or is none.
 
-        Never holds the event loop for long: the fields of a message above 64 KiB are counted first, and a
-        message with too many of them is not parsed. Both happen with pauses.
+        Call it once: it lets the bytes go. It never holds the event loop for long: the fields of a message
+        above 64 KiB are counted first, and a message with too many of them is not parsed. Both happen with
+        pauses.
         """
-        check_size(self.data, bounds)
+        # A refused call is garbage that only the collector finds, and this object is a part of it.
+        data, self.data = self.data, b""
+        check_size(data, bounds)
         try:
-            if len(self.data) <= SMALL_BYTES:
-                return self.kind.FromString(self.data)
-            return await self._in_pieces(bounds)
+            if len(data) <= SMALL_BYTES:
+                return self.kind.FromString(data)
+            return await self._in_pieces(data, bounds)
         except (DecodeError, NotWireFormat) as error:
-            what = f"{len(self.data)} bytes that are no {self.kind.DESCRIPTOR.full_name}"
+            what = f"{len(data)} bytes that are no {self.kind.DESCRIPTOR.full_name}"
             MALFORMED.note(self.method, self.peer, what)
             raise InvalidRequest(
                 f"the message cannot be read: {what}; send what {self.method} takes, as protobuf writes it"
             ) from error
 
-    async def _in_pieces(self, bounds: Bounds) -> M:
+    async def _in_pieces(self, data: bytes, bounds: Bounds) -> M:
         cuts: list[int] = []
-        for _ in walk(self.data, cast(Descriptor, self.kind.DESCRIPTOR), bounds, cuts):
+        for _ in walk(data, cast(Descriptor, self.kind.DESCRIPTOR), bounds, cuts):
             await asyncio.sleep(0)
         message = self.kind()
-        for start, end in pairwise((0, *cuts, len(self.data))):
+        for start, end in pairwise((0, *cuts, len(data))):
             await asyncio.sleep(0)
-            message.MergeFromString(self.data[start:end])
+            message.MergeFromString(data[start:end])
         await asyncio.sleep(0)
         return message
 
