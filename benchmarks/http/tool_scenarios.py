@@ -136,3 +136,6 @@ def the_last_message_can_be_continued(model: str) -> Steps:
     messages = [*HI, {"role": "assistant", "content": "def add"}]
     answer = yield chat(model, messages=messages, extra_body={"continue_final_message": True})
     assert answer.choices[0].message.content
+    as_for_vllm = {"continue_final_message": True, "add_generation_prompt": False}
+    same = yield chat(model, messages=messages, extra_body=as_for_vllm)
+    assert same.choices[0].message.content == answer.choices[0].message.content

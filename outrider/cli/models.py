@@ -4,6 +4,7 @@ Modules that do a command's work are imported when it is called. Progress goes t
 """
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,7 +39,7 @@ def suggest(
     """Suggest a drafter for a target: the one that `outrider up --drafter auto` would take.
 
     Looks in a table of model families, then at models of this machine. Downloads configurations and
-    tokenizers, no weights.
+    tokenizers, no weights. Also names the head that `--heads auto` would take, where one is known.
 
     \b
     Examples:
@@ -46,16 +47,19 @@ def suggest(
       outrider models suggest /weights/my-model --json
     """
     try:
+        from outrider.cli.local.up_settings import EMBEDDED
         from outrider.hub.finding import find_model
         from outrider.pair.candidates import suggest_drafter
         from outrider.pair.drafter_choice import listed_siblings
+        from outrider.pair.known_heads import known_head
     except ModuleNotFoundError as error:
         raise CommandFailed(f"{error.name} is not installed: pip install 'outrider[serve]'") from error
 
     choice = suggest_drafter(find_model(target))
     listed = listed_siblings(target)
+    head = known_head(target, EMBEDDED)
     if json_:
-        found = {"target": target, "drafter": choice.drafter or None, "why": choice.why}
+        found = {"target": target, "drafter": choice.drafter or None, "why": choice.why, "head": head or None}
         passed_over = [{"model": name, "why": why} for name, why in choice.passed_over]
         print(json.dumps(found | {"passed_over": passed_over, "family": [one.name for one in listed]}))
         return
@@ -64,6 +68,8 @@ def suggest(
         print(f"not      {name}: {why}")
     if len(listed) > 1:
         print(f"family   {', '.join(one.name for one in listed)}")
+    if head:
+        print(f"head     {head}: made for this target; outrider up {shlex.quote(target)} --heads auto")
     if choice.drafter:
         print(f"measure  outrider models check {target} {choice.drafter}")
 

@@ -148,6 +148,7 @@ BODIES: dict[str, Body] = {
             "reasoning_effort": "none",
             "chat_template_kwargs": {"x": 1},
             "continue_final_message": False,
+            "add_generation_prompt": True,
             "functions": [],
             "parallel_tool_calls": True,
             "modalities": ["text"],

@@ -176,8 +176,13 @@ def test_suggest_prints_the_choice_its_reason_and_how_to_measure_the_pair(
 ) -> None:
     done = suggest("Qwen/Qwen3-8B")
     assert done.status == 0, done.err
-    assert done.out.startswith("drafter  Qwen/Qwen3-0.6B: the smallest model of the family Qwen3\n")
-    assert done.out.endswith("measure  outrider models check Qwen/Qwen3-8B Qwen/Qwen3-0.6B\n")
+    assert done.out.splitlines() == [
+        "drafter  Qwen/Qwen3-0.6B: the smallest model of the family Qwen3",
+        "family   Qwen/Qwen3-0.6B, Qwen/Qwen3-1.7B",
+        "head     RedHatAI/Qwen3-8B-speculator.eagle3: made for this target; "
+        "outrider up Qwen/Qwen3-8B --heads auto",
+        "measure  outrider models check Qwen/Qwen3-8B Qwen/Qwen3-0.6B",
+    ]
     assert not hub.sent["model.safetensors"]
 
 
@@ -186,10 +191,12 @@ def test_suggest_as_json_has_what_was_passed_over(hub: LocalHub, suggest: Run) -
     said = suggest("Qwen/Qwen3-8B", "--json").said
     assert said["drafter"] == "Qwen/Qwen3-1.7B"
     assert said["family"] == ["Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B"]
+    assert said["head"] == "RedHatAI/Qwen3-8B-speculator.eagle3"
     (passed_over,) = said["passed_over"]
     assert passed_over["model"] == "Qwen/Qwen3-0.6B"
     assert "is gated: accept its terms" in passed_over["why"]
-    assert suggest("me/own", "--json").said["drafter"] is None
+    own = suggest("me/own", "--json").said
+    assert (own["drafter"], own["head"]) == (None, None)
 
 
 @pytest.mark.parametrize(

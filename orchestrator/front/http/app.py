@@ -1,5 +1,6 @@
 """The routes of the HTTP API."""
 
+import time
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -112,17 +113,20 @@ def _completions(service: CompletionService) -> APIRouter:
 
 def _models(service: CompletionService, drafters_of: DraftersOf) -> APIRouter:
     router = APIRouter()
+    started = int(time.time())
+
+    def shown(target: TargetModel) -> dict[str, Any]:
+        return _model(service, target, drafters_of) | {"created": started}
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """The models that can be asked for."""
-        served = service.served()
-        return {"object": "list", "data": [_model(service, target, drafters_of) for target in served]}
+        """The models that can be asked for. `created` is when this server started, in seconds since 1970."""
+        return {"object": "list", "data": [shown(target) for target in service.served()]}
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         """One model."""
-        return _model(service, service.target(name), drafters_of)
+        return shown(service.target(name))
 
     @router.get("/health")
     async def health() -> Response:
@@ -143,7 +147,6 @@ def _model(service: CompletionService, target: TargetModel, drafters_of: Drafter
     return {
         "id": target.name,
         "object": "model",
-        "created": 0,
         "owned_by": "outrider",
         "max_model_len": target.max_length,
         "sampling_defaults": service.sampling_defaults(target),

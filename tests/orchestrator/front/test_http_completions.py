@@ -85,6 +85,18 @@ async def test_a_conversation_goes_through_the_template(world: World, table: Tok
     assert answer.object == "chat.completion"
 
 
+async def test_a_prompt_may_end_before_the_mark_of_an_answer(world: World, table: TokenTable) -> None:
+    async with asking(world, table) as (client, verifier, _):
+        for given in (False, True):
+            await client.chat.completions.create(
+                model="toy", messages=HI, max_tokens=1, extra_body={"add_generation_prompt": given}
+            )
+    assert [list(opened.ids) for opened in verifier.opened] == [
+        table.encode("user:hi|"),
+        table.encode("user:hi|a:"),
+    ]
+
+
 async def test_parts_of_a_message_are_joined(world: World, table: TokenTable) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     async with asking(world, table) as (client, verifier, _):

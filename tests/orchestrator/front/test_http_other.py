@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import outrider
@@ -12,11 +13,13 @@ from tests.orchestrator.front.test_http_completions import HI, asking
 
 
 async def test_models_are_listed_and_told_one_by_one(world: World, table: TokenTable) -> None:
+    began = int(time.time())
     async with asking(world, table, model="folder/toy") as (client, _, _):
         listed = [model.id async for model in client.models.list()]
         one = await client.models.retrieve("folder/toy")
     assert listed == ["folder/toy"]
     assert (one.object, one.owned_by) == ("model", "outrider")
+    assert began <= one.created <= time.time()
     more = one.model_extra or {}
     assert (more["max_model_len"], more["sampling_defaults"]) == (MAX_LENGTH, {})
 

@@ -195,6 +195,14 @@ ONLY_CHAT: list[tuple[dict[str, Any], str]] = [
     ],
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
     ({"continue_final_message": True}, "continue_final_message"),
+    (
+        {
+            "messages": [{"role": "assistant", "content": "x"}],
+            "continue_final_message": True,
+            "add_generation_prompt": True,
+        },
+        "add_generation_prompt",
+    ),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"reasoning_effort": "high"}, "reasoning_effort"),
     ({"messages": [{"role": "assistant", "content": "x", "refusal": "no"}]}, "messages[0].refusal"),

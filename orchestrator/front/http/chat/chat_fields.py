@@ -179,6 +179,8 @@ class ConversationFields(Fields):
     """Variables for the chat template."""
     continue_final_message: bool | None = None
     """Whether the answer continues the last message, which must be the assistant's; default false."""
+    add_generation_prompt: bool | None = None
+    """Whether the prompt ends where an answer begins; default true, unless the answer continues a message."""
 
     def variables(self) -> Mapping[str, Any]:
         """The variables that the chat template finds beside the messages and the tools."""

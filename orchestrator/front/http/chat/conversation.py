@@ -50,8 +50,14 @@ def chat_conversation(messages: Sequence[Message], asked: ConversationFields) ->
             "continue_final_message",
             "continue_final_message needs text of the assistant as the last message",
         )
+    if continued and asked.add_generation_prompt:
+        raise FieldRefused(
+            "add_generation_prompt",
+            "add_generation_prompt is given beside continue_final_message; leave one out",
+        )
+    follows = not continued and asked.add_generation_prompt is not False
     plain_tools = [tool.plain() for tool in shown]
-    return ChatConversation(plain, plain_tools, variables, answer_follows=not continued, continued=continued)
+    return ChatConversation(plain, plain_tools, variables, answer_follows=follows, continued=continued)
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
