@@ -7,7 +7,7 @@ changes every id that is computed from it, as it would with a model.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
-from outrider.lm.kv.blocks import BLOCK, BlockAllocator
+from outrider.lm.kv.blocks import BLOCK, BlockAllocator, slots_of
 from outrider.lm.kv.table import SlotTable
 from speculative.errors import Overloaded
 
@@ -71,8 +71,9 @@ class ToyPool:
         for slot, row in zip(targets, [self.rows[slot] for slot in sources], strict=True):
             self.rows[slot] = row
 
-    def copy_tails(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copies nothing: no proposer of a simulated verifier keeps hidden states beside blocks."""
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copies the rows of blocks; no proposer of a simulated verifier keeps hidden states beside them."""
+        self.copy(slots_of(sources), slots_of(targets))
 
     def check_integrity(self, held: Iterable[Sequence[int]] = ()) -> None:
         """Raises AssertionError if a block is lost, or held by others than these."""

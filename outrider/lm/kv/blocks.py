@@ -99,3 +99,8 @@ class BlockAllocator:
         gaps = np.diff(edges) - 1
         widest = int(gaps.argmax())
         return int(edges[widest]) + 1, int(gaps[widest])
+
+
+def slots_of(blocks: Iterable[int]) -> list[int]:
+    """The slots of these blocks, in order."""
+    return [block * BLOCK + offset for block in blocks for offset in range(BLOCK)]

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from outrider.lm import transfer
-from outrider.lm.kv.blocks import BLOCK, BlockAllocator
+from outrider.lm.kv.blocks import BLOCK, BlockAllocator, slots_of
 from outrider.lm.kv.int8_plane import SCALE_BYTES, DequantisedPlanes, Int8Plane
 from outrider.lm.kv.table import SlotTable
 from speculative.errors import Overloaded
@@ -379,11 +379,6 @@ class SlotPool:
         """The name of passes of this kind over this pool."""
         parts = kind, self.layout.weights, "int8" if self.layout.int8 else ""
         return " ".join(part for part in parts if part)
-
-
-def slots_of(blocks: Iterable[int]) -> list[int]:
-    """The slots of these blocks, in order."""
-    return [block * BLOCK + offset for block in blocks for offset in range(BLOCK)]
 
 
 def _common_runs(sources: Sequence[int], targets: Sequence[int]) -> Iterator[tuple[int, int, int]]:
