@@ -1,7 +1,8 @@
 """llguidance behind the core's protocol: one target's vocabulary, and matchers for its sessions.
 
-Every session compiles its grammar anew. The library's copies of one compiled grammar share the lexer's states
-and the limit on their number, so the work of one session would decide when another one fails.
+Every session compiles its grammar anew, and once more to look ahead with. The library's copies of one
+compiled grammar share the lexer's states and the limit on their number, so the work of one session would
+decide when another one fails.
 """
 
 import json
@@ -99,6 +100,16 @@ class MatcherFactory:
         Raises InvalidRequest where the grammar allows no text, or not these tokens.
         """
         self._check_special(grammar)
+        made, ahead = (self._compiled(grammar, generated) for _ in range(2))
+        found = LibraryMatcher(made, self._tokens, self._vocabulary_size, ahead)
+        if not generated:
+            try:
+                found.allowed(())
+            except EmptySupport as error:
+                raise InvalidRequest(f"{grammar.kind} cannot be used: {error}") from error
+        return found
+
+    def _compiled(self, grammar: Grammar, generated: Sequence[int]) -> LLMatcher:
         made = matcher(self._tokenizer, written(grammar))
         if made.is_error():
             raise InvalidRequest(f"{grammar.kind} cannot be used: {readable(made.get_error())}")
@@ -107,13 +118,7 @@ class MatcherFactory:
                 raise InvalidRequest(
                     f"generated id {token} (number {number}) is none that {grammar.kind} allows there"
                 )
-        found = LibraryMatcher(made, self._tokens, self._vocabulary_size)
-        if not generated:
-            try:
-                found.allowed(())
-            except EmptySupport as error:
-                raise InvalidRequest(f"{grammar.kind} cannot be used: {error}") from error
-        return found
+        return made
 
     def _check_special(self, grammar: Grammar) -> None:
         if grammar.kind is not GrammarKind.LARK:
@@ -133,17 +138,29 @@ class LibraryMatcher:
         committed: the library's matcher, after all committed ids.
         tokens: bytes of each id of the tokenizer.
         vocabulary_size: width of the target's logits.
+        ahead: the same, compiled apart, by which forced text is looked for; None: nothing is forced.
     """
 
-    def __init__(self, committed: LLMatcher, tokens: Sequence[bytes], vocabulary_size: int) -> None:
+    def __init__(
+        self,
+        committed: LLMatcher,
+        tokens: Sequence[bytes],
+        vocabulary_size: int,
+        ahead: LLMatcher | None = None,
+    ) -> None:
         self._committed = committed
+        # What lies ahead takes states of the lexer. In the session's own matcher a text would end some tokens
+        # earlier at their limit than in plain decoding.
+        self._ahead = None if ahead is None else LibraryMatcher(ahead, tokens, vocabulary_size)
+        self._unread: list[int] = []
+        """Committed tokens that `_ahead` does not have yet."""
         self._tokens = tokens
         self._vocabulary_size = vocabulary_size
         self._drafted = committed
         self._path: tuple[int, ...] = ()
         """The drafted tokens between `_committed` and `_drafted`."""
         self._masks: dict[tuple[int, ...], bytes] = {}
-        """Masks of this round by drafted path: what is drafted along the forced text is sampled later."""
+        """Masks of this round by drafted path: a match that is walked twice asks twice."""
 
     def allowed(self, path: Sequence[int]) -> NDArray[np.bool_]:
         """Which tokens the grammar allows after the drafted `path`: bool[V]. Raises DeadEnd for none."""
@@ -164,9 +181,16 @@ class LibraryMatcher:
 
     def forced(self, most: int) -> Sequence[ForcedToken]:
         """The forced text after the committed ids as at most `most` tokens; see `Matcher.forced`."""
-        # Not by the library's own forced text: that is followed to its end, in a{100000} too, and uses up the
-        # states that the session's own text may need.
-        return forced_tokens(self.allowed, self._tokens, most)
+        # Not by the library's own forced text: that is followed to its end, in a{100000} too.
+        if self._ahead is None:
+            return ()
+        unread, self._unread = self._unread, []
+        try:
+            self._ahead.commit(unread)
+        except DeadEnd:
+            self._ahead = None
+            return ()
+        return forced_tokens(self._ahead.allowed, self._tokens, most)
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Moves over committed tokens. Raises DeadEnd where the grammar does not allow one of them."""
@@ -175,6 +199,8 @@ class LibraryMatcher:
                 raise DeadEnd(f"the grammar cannot go on: {readable(self._committed.get_error())}")
         self._drafted, self._path = self._committed, ()
         self._masks.clear()
+        if self._ahead is not None:
+            self._unread += tokens
 
     def _after(self, path: tuple[int, ...]) -> LLMatcher:
         """The state after `path`. A round walks down one path, so the state is mostly one token further."""

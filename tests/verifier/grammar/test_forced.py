@@ -12,6 +12,7 @@ from ngram_lm import NgramLM
 from outrider.lm.runner import PackedLM
 from outrider.tokens import TokenTable
 from outrider.v1 import common_pb2
+from speculative.errors import DeadEnd
 from speculative.grammar import Grammar, GrammarKind
 from speculative.params import SamplingParams
 from tests.conftest import writing_tokenizer
@@ -108,6 +109,27 @@ def test_a_long_forced_text_takes_no_states_that_plain_decoding_has(factory: Mat
         assert (drafted.allowed(()) == plain.allowed(())).all()
         drafted.commit([token])
         plain.commit([token])
+
+
+def test_a_text_reaches_the_limit_on_states_where_it_does_in_plain_decoding(factory: MatcherFactory) -> None:
+    """Drafting looks sixteen tokens ahead, which are states as well."""
+    endless = Grammar(GrammarKind.REGEX, "a{100000}")
+    (token,) = WORDS.encode("a")
+
+    def length(drafts_from: int) -> int:
+        matcher = factory.matcher(endless, ())
+        for number in range(60_000):
+            try:
+                if number >= drafts_from:
+                    matcher.forced(16)
+                matcher.allowed(())
+                matcher.commit([token])
+            except DeadEnd:
+                return number
+        raise AssertionError("there is no limit")
+
+    plain = length(drafts_from=60_000)
+    assert length(drafts_from=plain - 40) == plain
 
 
 def writer() -> NgramLM:
