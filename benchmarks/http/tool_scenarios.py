@@ -54,6 +54,19 @@ def a_required_call_is_made_and_answered_turn_after_turn(model: str) -> Steps:
 
 
 @scenario
+def what_the_client_parsed_of_an_answer_may_come_back(model: str) -> Steps:
+    strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+    asked: dict[str, Any] = {"tools": strict, "tool_choice": NAMED, "max_tokens": 200}
+    answer = yield chat(model, "chat.completions.parse", **asked)
+    message = answer.choices[0].message
+    (call,) = message.tool_calls
+    assert list(call.function.parsed_arguments) == ["digit"]
+    messages = [*HI, message, {"role": "tool", "tool_call_id": call.id, "content": "21"}]
+    again = yield chat(model, messages=messages)
+    assert again.choices[0].message.content
+
+
+@scenario
 def a_named_call_has_the_same_ids_with_and_without_drafts(model: str) -> Steps:
     for temperature in (0.0, 1.0):
         said = []

@@ -67,6 +67,7 @@ _MESSAGE = {
     "content": [{"type": "text", "text": "x"}],
     "name": "n",
     "reasoning_content": "r",
+    "reasoning": "r",
     "tool_calls": [_CALL],
     "tool_call_id": "c",
 }

@@ -39,6 +39,20 @@ async def test_an_answer_can_be_appended_to_the_conversation_again_and_again(
     assert last == f"user:a|assistant:{said[0]}|user:b|assistant:{said[1]}|user:b|a:"
 
 
+async def test_what_the_openai_client_parses_of_an_answer_comes_back_unread(
+    world: World, table: TokenTable
+) -> None:
+    function = {"name": "f", "arguments": "{}", "parsed_arguments": {"a": 1}}
+    turn: Any = {"role": "assistant", "content": "c", "parsed": {"b": 2}}
+    turn["tool_calls"] = [{"id": "c", "type": "function", "function": function}]
+    chat = (
+        "{% set m = messages[0] %}{{ m.parsed }}{{ m.tool_calls[0].function.parsed_arguments }}{{ m.role }}"
+    )
+    async with asking(world, table, chat=chat) as (client, verifier, _):
+        await client.chat.completions.create(model="toy", messages=[turn], max_tokens=1)
+    assert list(verifier.opened[0].ids) == table.encode("assistant")
+
+
 async def test_fields_that_cannot_change_the_text_do_not(world: World, table: TokenTable) -> None:
     async with asking(world, table) as (client, verifier, _):
         plain = await client.chat.completions.create(model="toy", messages=HI, max_tokens=4, seed=1)
@@ -110,6 +124,20 @@ async def test_usage_says_what_was_cached_and_what_the_prediction_gave(
     accepted = details.accepted_prediction_tokens
     assert accepted
     assert details.rejected_prediction_tokens == 6 - accepted
+
+
+@pytest.mark.parametrize(
+    "thoughts",
+    [{"reasoning_content": "hm"}, {"reasoning": "hm"}, {"reasoning_content": "hm", "reasoning": "other"}],
+)
+async def test_reasoning_of_earlier_turns_comes_by_either_name(
+    world: World, table: TokenTable, thoughts: dict[str, str]
+) -> None:
+    turn: Any = {"role": "assistant", "content": "c", **thoughts}
+    chat = "{% for m in messages %}{{ m.reasoning_content }}{{ m.reasoning }}{{ m.content }}{% endfor %}"
+    async with asking(world, table, chat=chat) as (client, verifier, _):
+        await client.chat.completions.create(model="toy", messages=[turn], max_tokens=1)
+    assert list(verifier.opened[0].ids) == table.encode("hmc")
 
 
 async def test_usage_counts_reasoning_apart(world: World, table: TokenTable) -> None:

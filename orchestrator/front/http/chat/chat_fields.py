@@ -45,6 +45,7 @@ class FunctionCall(Fields):
     name: FunctionName
     arguments: Text
     """A JSON object, as text."""
+    parsed_arguments: Ignored = None
 
 
 class ToolCall(Fields):
@@ -68,11 +69,14 @@ class Message(Fields):
     """Name of the author, for chat templates that use names."""
     reasoning_content: Text | None = None
     """The assistant's reasoning before the content, for chat templates that use reasoning."""
+    reasoning: Text | None = None
+    """The same by vLLM's name; left out of the prompt where `reasoning_content` is given."""
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS), UNTIL_FAULT] | None = None
     """The calls that the assistant made."""
     tool_call_id: Name | None = None
     """Role tool: the id of the call whose result this message has."""
     annotations: Ignored = None
+    parsed: Ignored = None
     provider_specific_fields: Ignored = None
     refusal: OnlyNothing = None
     audio: OnlyNothing = None

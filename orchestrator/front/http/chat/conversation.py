@@ -99,9 +99,9 @@ def _plain(place: str, message: Message) -> dict[str, Any]:
         "role": message.role,
         "content": "" if message.content is None else joined(message.content),
     }
-    for name in ("name", "reasoning_content", "tool_call_id"):
-        if (value := getattr(message, name)) is not None:
-            plain[name] = value
+    thought = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    named = {"name": message.name, "reasoning_content": thought, "tool_call_id": message.tool_call_id}
+    plain |= {name: value for name, value in named.items() if value is not None}
     if message.tool_calls:
         plain["tool_calls"] = [
             _plain_call(f"{place}.tool_calls[{number}]", call)
