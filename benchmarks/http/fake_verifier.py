@@ -6,13 +6,15 @@ A benchmark starts it; its first line is its address, and it ends with its stdin
 
 TOKENIZER is a tokenizer.json. Every session gets TOKENS tokens each EVERY_S seconds. The first come after a
 share of EVERY_S that differs from session to session. With EVERY_S 0 a session gets tokens as fast as its
-reader takes them.
+reader takes them. Without sessions the reader gets a beat now and then: thousands of beats that wait in the
+connection would delay the next session's tokens.
 """
 
 import asyncio
 import sys
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,11 +88,17 @@ class FakeVerifier(VerifierServicer):
         self, requests: AsyncIterator[pb.WatchRequest], context: Any
     ) -> AsyncIterator[pb.WatchResponse]:
         cursors: dict[int, pb.Cursor] = {}
-        reading = asyncio.create_task(_read(requests, cursors))
+        added = asyncio.Event()
+        reading = asyncio.create_task(_read(requests, cursors, added))
         step = 0
         try:
             while True:
-                await asyncio.sleep(min(self._every_s, BEAT_S))
+                if cursors:
+                    await asyncio.sleep(min(self._every_s, BEAT_S))
+                else:
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(added.wait(), BEAT_S)
+                added.clear()
                 step += 1
                 response = pb.WatchResponse(beat=pb.Beat(step=step))
                 now = time.monotonic()
@@ -127,9 +135,12 @@ class FakeVerifier(VerifierServicer):
         return committed
 
 
-async def _read(requests: AsyncIterator[pb.WatchRequest], cursors: dict[int, pb.Cursor]) -> None:
+async def _read(
+    requests: AsyncIterator[pb.WatchRequest], cursors: dict[int, pb.Cursor], added: asyncio.Event
+) -> None:
     async for request in requests:
         cursors.update({cursor.alias: cursor for cursor in request.add})
+        added.set()
         for alias in request.drop:
             cursors.pop(alias, None)
 

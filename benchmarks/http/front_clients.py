@@ -132,7 +132,7 @@ class HttpFrontClient:
                 pass
             while size := int(await reader.readline(), 16):  # a chunk is an event
                 data = (await reader.readexactly(size + 2))[:-2]
-                if not data.startswith(b"data: [DONE]"):
+                if not data.startswith((b":", b"data: [DONE]")):  # a comment breaks a silence
                     yield json.loads(data.removeprefix(b"data: "))
             await reader.readline()
         except BaseException:
