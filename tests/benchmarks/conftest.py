@@ -33,7 +33,7 @@ def bench(schema_of: Bench) -> Bench:
     def run(name: str, *flags: str, timeout_s: float = 280) -> dict[str, Any]:
         command = [sys.executable, "-m", "outrider.cli", "bench", name, "--json", *flags]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s)
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0, done.stderr + done.stdout[-4000:]
         result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         jsonschema.validate(result, schema_of(name))
         return result
