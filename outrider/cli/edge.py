@@ -13,16 +13,30 @@ import typer
 from outrider.cli.access import Access, ApiKeyFile, Ca, Cert, CertKey
 from outrider.cli.failures import Json, usage
 
+DraftWith = Annotated[
+    str,
+    typer.Option(
+        help="URL of a running llama-server; or a GGUF file, which needs the extra [edge-llama]; or a "
+        "folder with a model, which needs torch."
+    ),
+]
+Preferred = Annotated[
+    str,
+    typer.Option(
+        help="`latency`: least time per token. `balanced`: fewest passes of the target without being "
+        "slower. `economy`: fewest passes at up to four times the time per token, or at up to 100 ms per "
+        "token where that is more."
+    ),
+]
+FixedMode = Annotated[
+    str | None,
+    typer.Option(help="Keep to `cloud`, `hinting`, `waiting` or `pipelined`. Default: chosen by measuring."),
+]
+
 
 def edge(
     server: Annotated[str, typer.Option(help="URL of the orchestrator's HTTP API.")],
-    draft_with: Annotated[
-        str,
-        typer.Option(
-            help="URL of a running llama-server; or a GGUF file, which needs the extra [edge-llama]; or a "
-            "folder with a model, which needs torch."
-        ),
-    ],
+    draft_with: DraftWith,
     address: Annotated[
         str,
         typer.Option(help="host:port of the same orchestrator over gRPC. Default: a WebSocket at --server."),
@@ -31,19 +45,8 @@ def edge(
         Path | None,
         typer.Option(help="Copy of the llama-server's GGUF file, if the file is on another machine."),
     ] = None,
-    preference: Annotated[
-        str,
-        typer.Option(
-            help="`latency`: least time per token. `balanced`: fewest passes of the target without being "
-            "slower. `economy`: fewest passes at up to four times the time, or 100 ms a token."
-        ),
-    ] = "balanced",
-    mode: Annotated[
-        str | None,
-        typer.Option(
-            help="Keep to `cloud`, `hinting`, `waiting` or `pipelined`. Default: chosen by measuring."
-        ),
-    ] = None,
+    preference: Preferred = "balanced",
+    mode: FixedMode = None,
     bind: Annotated[
         str, typer.Option(help="host:port for apps on this machine; port 0 picks a free port.")
     ] = "127.0.0.1:8081",

@@ -48,7 +48,8 @@ class Preference(StrEnum):
     BALANCED = "balanced"
     """The fewest passes of the target, without being slower than the cloud alone."""
     ECONOMY = "economy"
-    """The fewest passes of the target, at up to four times the cloud's time per token, or `READABLE_MS`."""
+    """The fewest passes of the target, at up to four times the cloud's time per token, or at up to
+    `READABLE_MS` where that is more."""
 
 
 _SLOWER = {Preference.LATENCY: 1.0, Preference.BALANCED: 1.0, Preference.ECONOMY: 4.0}

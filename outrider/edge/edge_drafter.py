@@ -131,7 +131,7 @@ class EdgeDrafter(Client):
                 `DraftModel`.
             preference: `latency` for the fewest milliseconds per token, `balanced` for the fewest passes of
                 the target without being slower, `economy` for the fewest passes at up to four times the time
-                or 100 ms a token.
+                per token, or at up to 100 ms per token where that is more.
             mode: `cloud`, `hinting`, `waiting` or `pipelined` fixes the mode; default: measurements decide.
             vocabulary: copy of the llama-server's GGUF file, if this machine cannot read the
                 server's own path.

@@ -1,9 +1,16 @@
 """Who computes how much in a step."""
 
+from collections.abc import Callable
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from verifier_service.engine.step import chunk_size, schedule_rows
+
+
+def cost(step_ms: float, row_ms: float) -> Callable[[int], float]:
+    """A step's expected milliseconds by its rows."""
+    return lambda rows: step_ms + row_ms * rows
 
 
 def test_decoding_sessions_are_always_in() -> None:
@@ -74,9 +81,7 @@ def test_a_prompt_by_itself_leaves_a_newcomer_the_next_step_soon_where_that_cost
 def test_a_prompt_by_itself_is_read_nearly_as_fast_as_with_the_largest_chunks(
     most: int, step_ms: float, row_ms: float, stall: float
 ) -> None:
-    def expected_ms(rows: int) -> float:
-        return step_ms + row_ms * rows
-
+    expected_ms = cost(step_ms, row_ms)
     chunk = chunk_size(most, 0, expected_ms, stall)
     assert 1 <= chunk <= most
     nearly = expected_ms(chunk) / chunk <= 1.1 * expected_ms(most) / most + 1e-9
@@ -93,9 +98,7 @@ def test_beside_other_streams_a_chunk_shrinks_until_they_do_not_stall() -> None:
 def test_a_chunk_is_the_largest_that_does_not_stall(
     most: int, decoding: int, row_ms: float, stall: float
 ) -> None:
-    def expected_ms(rows: int) -> float:
-        return 8.0 + row_ms * rows
-
+    expected_ms = cost(8.0, row_ms)
     chunk = chunk_size(most, decoding, expected_ms, stall)
     patience = max(stall, 2 * expected_ms(decoding))
     assert 1 <= chunk <= most

@@ -264,9 +264,9 @@ class SlotPool:
 
     @torch.inference_mode()
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copies blocks, and what is kept beside them, to as many other blocks: run by run at once.
+        """Copies blocks, and what is kept beside them, to as many other blocks.
 
-        Ten times as fast as `copy` for a prompt of 1,900 tokens, while which every session waits.
+        Copies neighbouring blocks together, faster than `copy` copies slots: every session waits for it.
         """
         slots, into = slots_of(sources), slots_of(targets)
         if self.deferred is not None:
