@@ -13,7 +13,7 @@
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
-#include "panel_product.hpp"
+#include "slot_attention.hpp"
 
 namespace {
 
@@ -52,46 +52,6 @@ AtenTensorHandle contiguous(int64_t dims, const int64_t* sizes) {
 }
 
 // ---- attention over slots ----------------------------------------------------------------------------
-
-// Sums of LANES vectors: lane i of the result is the sum of all lanes of parts[i].
-inline Vec sums_of(Vec* parts) {
-#pragma GCC unroll 4
-  for (int half = LANES / 2; half > 0; half /= 2) {
-    Lanes own, other;
-    for (int lane = 0; lane < LANES; ++lane) {
-      const int from = (lane & half) ? LANES : 0;  // the second vector of a pair
-      own[lane] = from + lane;
-      other[lane] = from + (lane ^ half);
-    }
-    for (int i = 0; i < half; ++i)
-      parts[i] = __builtin_shuffle(parts[i], parts[i + half], own) +
-                 __builtin_shuffle(parts[i], parts[i + half], other);
-  }
-  return parts[0];
-}
-
-// exp of values at most 0; 0 below -87. Cephes' polynomial, within 2 units of the last place.
-inline Vec exp_of(Vec x) {
-  const Vec low = all(-87.3f);
-  const Lanes gone = x < low;
-  x = gone ? low : x;
-  const Vec shifted = x * 1.44269504088896341f + 12582912.0f;  // rounds to an integer
-  const Vec whole = shifted - 12582912.0f;
-  const Vec rest = (x - whole * 0.693359375f) - whole * -2.12194440e-4f;
-  Vec y = all(1.9875691500e-4f);
-  y = y * rest + 1.3981999507e-3f;
-  y = y * rest + 8.3334519073e-3f;
-  y = y * rest + 4.1665795894e-2f;
-  y = y * rest + 1.6666665459e-1f;
-  y = y * rest + 5.0000001201e-1f;
-  y = y * rest * rest + rest + 1.0f;
-  Lanes bits;
-  std::memcpy(&bits, &shifted, sizeof bits);
-  bits = (bits - 0x4B400000 + 127) << 23;
-  Vec power;
-  std::memcpy(&power, &bits, sizeof power);
-  return gone ? Vec{} : y * power;
-}
 
 // One session of a step block; see step_block.py.
 struct Session {
@@ -146,59 +106,6 @@ struct Layer {
     }
   }
 
-  // Scores of one query row against the slots [low, high) of a run that begins at keys_at.
-  void score(const float* row, const float* keys_at, int64_t count, float* to) const {
-    const int64_t whole = key_width / LANES * LANES;
-    for (int64_t key = 0; key < count; key += LANES) {
-      Vec parts[LANES];
-#pragma GCC unroll 16
-      for (int lane = 0; lane < LANES; ++lane) {
-        const float* at = keys_at + std::min<int64_t>(key + lane, count - 1) * key_width;
-        Vec sum{};
-        for (int64_t k = 0; k < whole; k += LANES) sum += load(row + k) * load(at + k);
-        for (int64_t k = whole; k < key_width; ++k) sum[0] += row[k] * at[k];
-        parts[lane] = sum;
-      }
-      const Vec found = sums_of(parts);
-      if (key + LANES <= count)
-        store(to + key, found);
-      else
-        std::memcpy(to + key, &found, (count - key) * sizeof(float));
-    }
-  }
-
-  // The same for a width known to the compiler, whose query row stays in registers.
-  template <int PARTS>
-  void score_fixed(const float* row, const float* keys_at, int64_t count, float* to) const {
-    Vec mine[PARTS];
-    for (int part = 0; part < PARTS; ++part) mine[part] = load(row + part * LANES);
-    for (int64_t key = 0; key < count; key += LANES) {
-      Vec parts[LANES];
-#pragma GCC unroll 16
-      for (int lane = 0; lane < LANES; ++lane) {
-        const float* at = keys_at + std::min<int64_t>(key + lane, count - 1) * (PARTS * LANES);
-        Vec sum = mine[0] * load(at);
-#pragma GCC unroll 8
-        for (int part = 1; part < PARTS; ++part) sum += mine[part] * load(at + part * LANES);
-        parts[lane] = sum;
-      }
-      const Vec found = sums_of(parts);
-      if (key + LANES <= count)
-        store(to + key, found);
-      else
-        std::memcpy(to + key, &found, (count - key) * sizeof(float));
-    }
-  }
-
-  void score_run(const float* row, const float* keys_at, int64_t count, float* to) const {
-    if (key_width == 64)
-      score_fixed<64 / LANES>(row, keys_at, count, to);
-    else if (key_width == 128)
-      score_fixed<128 / LANES>(row, keys_at, count, to);
-    else
-      score(row, keys_at, count, to);
-  }
-
   // Turns scores of slots [first, total) into weights; returns one over their sum.
   float weigh(float* scores, const Session& of, int64_t session, int64_t row, int64_t head, int64_t first,
               int64_t total) const {
@@ -238,40 +145,6 @@ struct Layer {
     return 1.0f / whole;
   }
 
-  // Adds weighted values of a run to PARTS vectors of each of Q queries.
-  template <int Q, int PARTS>
-  static void mix(const float* weights, int64_t stride, const float* values_at, int64_t width, int64_t count,
-                  float* to, int64_t to_stride) {
-    Vec sums[Q][PARTS];
-    for (int q = 0; q < Q; ++q)
-      for (int part = 0; part < PARTS; ++part) sums[q][part] = load(to + q * to_stride + part * LANES);
-    for (int64_t i = 0; i < count; ++i) {
-      const float* at = values_at + i * width;
-#pragma GCC unroll 4
-      for (int part = 0; part < PARTS; ++part) {
-        const Vec value = load(at + part * LANES);
-#pragma GCC unroll 4
-        for (int q = 0; q < Q; ++q) sums[q][part] += value * weights[q * stride + i];
-      }
-    }
-    for (int q = 0; q < Q; ++q)
-      for (int part = 0; part < PARTS; ++part) store(to + q * to_stride + part * LANES, sums[q][part]);
-  }
-
-  template <int Q>
-  void mix_run(const float* weights, int64_t stride, const float* values_at, int64_t count, float* to,
-               int64_t to_stride) const {
-    int64_t column = 0;
-    for (; column + 4 * LANES <= width; column += 4 * LANES)
-      mix<Q, 4>(weights, stride, values_at + column, width, count, to + column, to_stride);
-    for (; column + LANES <= width; column += LANES)
-      mix<Q, 1>(weights, stride, values_at + column, width, count, to + column, to_stride);
-    for (; column < width; ++column)
-      for (int q = 0; q < Q; ++q)
-        for (int64_t i = 0; i < count; ++i)
-          to[q * to_stride + column] += weights[q * stride + i] * values_at[i * width + column];
-  }
-
   // Attention of the queries [begin, end) of one session that share a key head; a query is a row and a head.
   void attend(int64_t session, int64_t key_head, int64_t begin, int64_t end) const {
     const Session of = step.session(session);
@@ -302,16 +175,13 @@ struct Layer {
       const float* from = query.data + head * query.strides[1] + index * query.strides[2];
       for (int64_t k = 0; k < key_width; ++k) row[k] = from[k] * scale;
       each_run(of, first, [&](int64_t slot, int64_t at, int64_t size) {
-        score_run(row, key_plane + slot * key_width, size, scores + q * stride + at);
+        score_run(row, key_plane + slot * key_width, size, key_width, scores + q * stride + at);
       });
       shares[q] = weigh(scores + q * stride, of, session, index, head, first, total);
     }
     each_run(of, first, [&](int64_t slot, int64_t at, int64_t size) {
       const float* from = value_plane + slot * width;
-      if (count == 4) mix_run<4>(scores + at, stride, from, size, mixed, width);
-      else if (count == 3) mix_run<3>(scores + at, stride, from, size, mixed, width);
-      else if (count == 2) mix_run<2>(scores + at, stride, from, size, mixed, width);
-      else mix_run<1>(scores + at, stride, from, size, mixed, width);
+      mix_run(count, scores + at, stride, from, size, width, mixed);
     });
     for (int64_t q = 0; q < count; ++q) {
       const int64_t index = of.low + (begin + q) / groups, head = key_head * groups + (begin + q) % groups;

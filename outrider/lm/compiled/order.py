@@ -24,6 +24,7 @@ _SOURCES = (
     "compiled/operators.py",
     "compiled/panel_product.hpp",
     "compiled/panels.py",
+    "compiled/slot_attention.hpp",
     "compiled/child.py",
     "compiled/container.py",
     "attention/interface.py",
