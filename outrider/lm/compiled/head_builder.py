@@ -42,7 +42,7 @@ class HeadBuilder(LibraryBuilder):
             return True  # compiling would not help
         except Exception as error:  # whatever it is, eager passes go on
             if not is_stopped():
-                log.warning("the head stays eager: %s; compiled heads draft in a tenth of the time", error)
+                log.warning("the head stays eager: %s; compiled heads draft in a fraction of the time", error)
             return True
         return self.ready is not None
 
