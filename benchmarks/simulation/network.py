@@ -131,7 +131,9 @@ class Network:
     def doubt(self, stream: Any) -> None:
         """Breaks a stream off unless its sides answer each other's pings again within their patience."""
         patience_s = CLIENT_PING_S if stream.client.name.startswith("client") else PING_S
-        nobody = contextvars.Context()  # a ping that is asked for by a process that freezes comes nevertheless
+        nobody = (
+            contextvars.Context()
+        )  # a ping that is asked for by a process that freezes comes nevertheless
         self.loop.call_later(patience_s, self._ping, stream, context=nobody)
 
     def _ping(self, stream: Any) -> None:

@@ -37,8 +37,8 @@ HYSTERESIS = 0.9
 """Passes of another mode, as a share of the present mode's, below which a change pays; also the share of the
 time that the preference allows below which a mode that makes the target wait is worth a trial."""
 FASTER = 0.97
-"""Time per token of another mode that was measured, as a share of the present mode's, below which a change pays
-where time counts."""
+"""Time per token of another mode that was measured, as a share of the present mode's, below which a
+change pays where time counts."""
 PROMISE = 0.99
 """Time per token that hints have to promise, as a share of the cloud's own, to be worth the device's work."""
 EXPECTED = 16.0
@@ -161,7 +161,7 @@ class Controller:
         return self._opening(at) if self.preference is Preference.LATENCY else self._chosen()
 
     def _opening(self, at: Conditions) -> Decision:
-        """Begins with hints, unless they rest: they cost no time, and show the pace that others have to beat."""
+        """Begins with hints, unless they rest: they cost no time, and show the pace to beat."""
         found = self._predictions(at)
         costs = self._costs(found)
         best = Mode.HINTING if self._may_hint(found) else Mode.CLOUD
