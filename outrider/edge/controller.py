@@ -43,6 +43,8 @@ PROMISE = 0.99
 """Time per token that hints have to promise, as a share of the cloud's own, to be worth the device's work."""
 EXPECTED = 16.0
 """Tokens for which the expected pace of a mode counts when the mode begins."""
+OPENING = 4.0
+"""The same for the mode that a session begins with: its text may be unlike those before."""
 
 
 class Preference(StrEnum):
@@ -165,7 +167,7 @@ class Controller:
         found = self._predictions(at)
         costs = self._costs(found)
         best = Mode.HINTING if self._may_hint(found) else Mode.CLOUD
-        self._pace = TokenPace.expected(costs[best], EXPECTED)
+        self._pace = TokenPace.expected(costs[best], OPENING)
         return self._decision(best, at, self._reason(best, at, costs))
 
     def _remembered(self) -> tuple[TokenPace, TokenPace]:
