@@ -67,8 +67,6 @@ class PackedLM:
     """Builds the kernel that chooses tokens beside eager passes; None elsewhere."""
     trial: Trial | None = None
     """The check at load, by which compiled passes are checked; None without a check, and once it was used."""
-    _new_profile: StepProfile | None = None
-    """What compiled passes take, until somebody has asked."""
 
     def __init__(
         self,
@@ -277,7 +275,6 @@ class PackedLM:
     def use_compiled(self, runner: CompiledRunner | None) -> None:
         """Runs passes by a compiled package from the next one on, or eagerly; begins a new numerics class."""
         self.compiled = runner
-        self._new_profile = None if runner is None else runner.profile
         self.pool.begin_class(EAGER if runner is None else COMPILED)
 
     def close(self) -> None:
@@ -287,9 +284,8 @@ class PackedLM:
                 beside.close()
 
     def take_profile(self) -> StepProfile | None:
-        """What compiled passes take, once, where passes have become compiled since they were profiled."""
-        profile, self._new_profile = self._new_profile, None
-        return profile
+        """What compiled passes take, if they became compiled since this was asked last."""
+        return None if self.compiled is None else self.compiled.take_profile()
 
     def take_compiled(self) -> None:
         """Runs compiled passes from now on if they have become ready."""
@@ -359,17 +355,11 @@ class PackedLM:
         if self.digester is None:
             computed = self._pass(sequences)
             return HostOutcome(computed.logits, computed.features)
-        asks = Asks.of(rows_asked(sequences), self.digester.capacity, self._wants.top)
+        capacity = self.digester.capacity
+        asks = Asks.of(rows_asked(sequences), capacity, self._wants.top)
         computed = self._pass(sequences, asks)
-        down = computed.digests
-        outcome = DeviceOutcome(
-            computed.logits,
-            computed.features,
-            None if down is None else down.numpy(),
-            asks,
-            self.digester.capacity,
-            self.transfers,
-        )
+        down = None if computed.digests is None else computed.digests.numpy()
+        outcome = DeviceOutcome(computed.logits, computed.features, down, asks, capacity, self.transfers)
         self._gone = outcome.expire
         return outcome
 

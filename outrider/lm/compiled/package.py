@@ -50,12 +50,16 @@ class CompiledRunner:
     """Runs every pass of a model by one compiled package. Takes the place of a `GraphRunner`."""
 
     def __init__(self, package: PassPackage, pool: SlotPool, profile: StepProfile | None = None) -> None:
-        self.profile = profile
-        """What the passes take, if that was measured."""
+        self._profile = profile
         self._package = package
         self._pool = pool
         self._planes: list[int] = []
         self._slots = -1
+
+    def take_profile(self) -> StepProfile | None:
+        """Hands over what the passes take, once; None if it was not measured."""
+        profile, self._profile = self._profile, None
+        return profile
 
     def forward(
         self, plan: PassPlan, ids: Sequence[int], wanted: Sequence[int], asks: Asks = NO_ASKS
