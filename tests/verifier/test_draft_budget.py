@@ -3,7 +3,7 @@
 import pytest
 
 from outrider.lm.step_profile import PROFILED
-from verifier_service.engine.draft_budget import DecodingCost, DraftBudget
+from verifier_service.engine.draft_budget import DecodingCost, DraftBudget, DraftRests
 from verifier_service.engine.step_cost import StepCostModel
 
 STEADY = {rows: 5.0 + 0.25 * rows for rows in PROFILED}
@@ -17,7 +17,7 @@ def budget(adaptive: bool = True, row_ms: float = 0.25) -> DraftBudget:
 
 def test_a_session_alone_is_given_what_shares_the_steps_own_time() -> None:
     assert budget().admit([SURE], [(1, 1)]) == [4]
-    assert budget().may_pay([(1, 1)], [16])
+    assert budget().asks_for_drafts([(1, 1)], [16])
 
 
 def test_beside_prompts_decoding_costs_what_it_adds_to_them() -> None:
@@ -29,7 +29,7 @@ def test_beside_prompts_decoding_costs_what_it_adds_to_them() -> None:
 def test_beside_prompts_nodes_that_save_no_step_are_left_out() -> None:
     decoding, prompt = (1, 1), (400, 60)
     assert budget().admit([SURE, SURE, []], [decoding, decoding, prompt]) == [0, 0, 0]
-    assert not budget().may_pay([decoding, decoding, prompt], [16, 16, 16])
+    assert not budget().asks_for_drafts([decoding, decoding, prompt], [16, 16, 16])
 
 
 def test_nodes_that_promise_hardly_more_than_drafting_costs_are_left_out() -> None:
@@ -38,7 +38,7 @@ def test_nodes_that_promise_hardly_more_than_drafting_costs_are_left_out() -> No
 
 
 def test_a_step_in_which_nobody_commits_has_no_use_for_drafts() -> None:
-    assert not budget().may_pay([(400, 60), (300, 4)], [16, 16])
+    assert not budget().asks_for_drafts([(400, 60), (300, 4)], [16, 16])
 
 
 def test_sources_are_sent_what_nodes_need_and_more_of_it_where_many_share_a_step() -> None:
@@ -68,5 +68,57 @@ def test_a_step_that_everybody_has_left_admits_nothing() -> None:
 def test_without_a_budget_everything_is_admitted() -> None:
     fixed = budget(adaptive=False)
     assert fixed.admit([SURE, SURE], [(1, 1), (400, 60)]) == [4, 4]
-    assert fixed.may_pay([(400, 60)], [16])
+    assert fixed.asks_for_drafts([(400, 60)], [16])
     assert fixed.least_survival == 0.0
+
+
+def looks(rests: DraftRests, sessions: int, steps: int, admitted: int = 0) -> list[bool]:
+    """Whether each of some steps looks for drafts, which then finds ten nodes and admits `admitted`."""
+    looked = []
+    for _ in range(steps):
+        looked.append(rests.asks(sessions))
+        if looked[-1]:
+            rests.learn(sessions, 10, admitted)
+    return looked
+
+
+def test_a_crowd_that_admits_none_of_its_drafts_looks_for_them_ever_less_often() -> None:
+    looked = looks(DraftRests(), 24, 200)
+    assert looked[:4] == [True] * 4
+    assert looked[4:9] == [False] * 4 + [True]
+    assert sum(looked[:100]) > sum(looked[100:])
+    assert 5 <= sum(looked[100:]) <= 7, "every seventeenth step looks again"
+
+
+def test_a_node_that_is_admitted_ends_the_rests() -> None:
+    rests = DraftRests()
+    looks(rests, 24, 100)
+    while not rests.asks(24):
+        pass
+    rests.learn(24, 10, 1)
+    assert looks(rests, 24, 3) == [True] * 3
+
+
+def test_steps_that_admit_some_or_find_none_always_look() -> None:
+    assert all(looks(DraftRests(), 24, 50, admitted=1))
+    rests = DraftRests()
+    for _ in range(50):
+        assert rests.asks(24)
+        rests.learn(24, 0, 0)
+
+
+def test_a_few_sessions_always_look() -> None:
+    assert all(looks(DraftRests(), 3, 100))
+
+
+def test_a_crowd_that_has_halved_looks_at_once() -> None:
+    rests = DraftRests()
+    looks(rests, 24, 100)
+    assert rests.asks(12)
+
+
+def test_a_fixed_budget_never_goes_without_drafts() -> None:
+    fixed = budget(adaptive=False)
+    for _ in range(50):
+        assert fixed.asks_for_drafts([(1, 1)] * 8, [16] * 8)
+        fixed.admit([[0.01]] * 8, [(1, 1)] * 8)

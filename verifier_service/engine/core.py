@@ -283,7 +283,7 @@ class EngineCore:
             sizes = rows_with_scores([session.scorer for session in ready], rows)
         taking = list(zip(uncomputed, sizes, strict=True))
         depth = sum(size * session.cached for session, size in zip(ready, sizes, strict=True)) / sum(sizes)
-        drafts = self._budget.may_pay(taking, [session.node_limit for session in ready], depth)
+        drafts = self._budget.asks_for_drafts(taking, [session.node_limit for session in ready], depth)
         if drafts:
             self._prepare(ready, sizes)
             self._propose(ready, sizes, depth)

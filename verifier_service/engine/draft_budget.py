@@ -18,6 +18,12 @@ Taking = Sequence[tuple[int, int]]
 LEAST_GAIN = 0.08
 """The share of a step that drafting costs beside it: merging drafts, sending progress, processors shared with
 the target. Where nodes promise a smaller gain, none is admitted, and the sources come to rest."""
+_CROWD = 4
+"""The fewest sessions of a step that may go without looking for drafts."""
+_BARREN = 4
+"""Steps in a row that admit none of the drafts they found, before steps go without looking for drafts."""
+_FIRST_REST, _LONGEST_REST = 4, 16
+"""Steps that do not look for drafts; doubled each time."""
 _LEAST_MS = 1e-3
 _MORE = 8
 _WEIGHT = 0.1
@@ -67,6 +73,41 @@ class StepYield(NamedTuple):
     """Tokens that the step yields in the time that one more drafted node takes."""
 
 
+class DraftRests:
+    """Steps in which nobody looks for drafts, as steps of so many sessions have admitted none.
+
+    Looking for drafts costs each session of a step about as much as choosing its token. In a crowd whose rows
+    are dear, that time is lost unless the likeliest nodes pay. A few sessions have little to lose.
+    """
+
+    def __init__(self) -> None:
+        self._barren = 0
+        """Steps in a row that found drafts and admitted none."""
+        self._left = 0
+        """Steps of the present rest that are left."""
+        self._next = _FIRST_REST
+        self._crowd = 0
+        """Sessions of the steps that found nothing worth its row."""
+
+    def asks(self, sessions: int) -> bool:
+        """Whether a step of this many sessions looks for drafts; to be called once per step."""
+        if not self._left or sessions < _CROWD or 2 * sessions <= self._crowd:
+            self._left = 0
+            return True
+        self._left -= 1
+        return False
+
+    def learn(self, sessions: int, found: int, admitted: int) -> None:
+        """Notes how many nodes a step that looked for drafts has found and admitted."""
+        if admitted:
+            self._barren, self._next = 0, _FIRST_REST
+        elif found and sessions >= _CROWD:
+            self._barren += 1
+            if self._barren >= _BARREN:
+                self._left, self._next = self._next, min(2 * self._next, _LONGEST_REST)
+                self._crowd, self._barren = sessions, _BARREN - 1
+
+
 class DraftBudget:
     """Admits a step's drafted nodes by what steps of this target take.
 
@@ -79,6 +120,7 @@ class DraftBudget:
         self._costs = costs
         self._adaptive = adaptive
         self._needed = 0.0
+        self._rests = DraftRests()
 
     @property
     def least_survival(self) -> float:
@@ -90,14 +132,16 @@ class DraftBudget:
         """Cost of one more row in steps like the last, in tokens that the time would otherwise yield."""
         return min(1.0, self._needed)
 
-    def may_pay(self, taking: Taking, most: Sequence[int], depth: float = 0.0) -> bool:
-        """Whether the step could admit any drafts, of at most `most` nodes for each session.
+    def asks_for_drafts(self, taking: Taking, most: Sequence[int], depth: float = 0.0) -> bool:
+        """Whether the step looks for drafts, of at most `most` nodes for each session; once per step.
 
-        Where it could not, nobody needs to look for drafts. `depth` is the number of cached positions that a
-        row attends over, on average.
+        It does not where it could admit none, or where steps like it have admitted none (`DraftRests`).
+        `depth` is the number of cached positions that a row attends over, on average.
         """
         if not self._adaptive:
             return True
+        if not self._rests.asks(len(taking)):
+            return False
         nodes = sum(
             count for (uncomputed, rows), count in zip(taking, most, strict=True) if rows == uncomputed
         )
@@ -127,6 +171,7 @@ class DraftBudget:
         counts = [0] * len(rankings)
         if most:
             counts = allot(rankings, committing, cost.between(rows, rows + most + 1), LEAST_GAIN)
+            self._rests.learn(len(taking), most, sum(counts))
         if committing:
             admitted = [ranking[:count] for ranking, count in zip(rankings, counts, strict=True)]
             expected = committing + sum(map(sum, admitted))
