@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -213,14 +214,19 @@ def check_compilable(lm: "PackedLM") -> None:
 
 
 class _PackagedLM:
-    """A package as the check at load runs it: passes over a pool of its own, beside a serving model."""
+    """A package as the check at load runs it: passes over a pool of its own, beside a serving model.
+
+    The pool holds floats, because the check compares with the model's own forward. The kernel reads int8 with
+    the same package.
+    """
 
     def __init__(self, lm: "PackedLM", package: PassPackage, require_open: Callable[[], None]) -> None:
         self.model = lm.model
         self.model_type = lm.model_type
         self.forward_calls = 0
         self.rows = 0
-        self._pool = SlotPool(lm.pool.layout, max_slots=64 * lm.max_length, initial_slots=BLOCK)
+        floats = replace(lm.pool.layout, int8=False)
+        self._pool = SlotPool(floats, max_slots=64 * lm.max_length, initial_slots=BLOCK)
         self._runner = CompiledRunner(package, self._pool)
         self._require_open = require_open
 

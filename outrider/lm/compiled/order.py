@@ -24,6 +24,8 @@ _SOURCES = (
     "compiled/operators.py",
     "compiled/panel_product.hpp",
     "compiled/panels.py",
+    "compiled/slot_attention.hpp",
+    "compiled/step_block.py",
     "compiled/child.py",
     "compiled/container.py",
     "attention/interface.py",
