@@ -13,8 +13,9 @@ import torch
 from benchmarks.proposers.metered_engine import DecodedStreams, MeteredEngine
 from benchmarks.shared.envelope import MODELS, command_line, print_result, settings_of
 from benchmarks.shared.heldout import load_prompts
+from outrider.lm.step_profile import profile_steps
 from speculative.params import SamplingParams
-from verifier_service.engine.step_cost import profile_steps
+from verifier_service.engine.step_cost import StepCostModel
 from verifier_service.loading import load_target
 from verifier_service.proposers.lookahead import LookaheadProposer
 from verifier_service.settings import VerifierSettings
@@ -43,7 +44,7 @@ class WindowBench:
         self._verifier = VerifierSettings(
             model=settings.target, budget="fixed", threads=1, kv_mb=256, cache_dir=None
         )
-        self._costs = profile_steps(load_target(self._verifier))
+        self._costs = StepCostModel.of(profile_steps(load_target(self._verifier)))
         self._prompts = load_prompts(settings.target, settings.prompts)
         plain = MeteredEngine(self._verifier, (), NODE_LIMIT)
         self._plain = {mode: self._decoded(plain, mode) for mode in MODES}

@@ -9,6 +9,7 @@ import sys
 import time
 from typing import Any
 
+from benchmarks.chaos.device import DeviceFault
 from benchmarks.chaos.fault_plan import ProcessFault, Schedule, draw_faults
 from benchmarks.chaos.fleet_processes import ROLES, ChaosFleet
 from benchmarks.chaos.harmed_run import add_stream_flags, all_streams_whole, failures_said, run_fleet
@@ -61,7 +62,12 @@ async def measure(fleet: ChaosFleet, settings: argparse.Namespace) -> dict[str, 
         done = await carry_out(fleet, faults, streams, settings.seconds)
         await streams.finish()
         found = summary(streams.records, streams.golden(), done)
-        return found | {"harmed_s": round(streams.now(), 1), "learnt": fleet.learnt()}
+        faults_of_devices = {str(fault): streams.device_faults[fault] for fault in tuple(DeviceFault)[1:]}
+        return found | {
+            "harmed_s": round(streams.now(), 1),
+            "learnt": fleet.learnt(),
+            "device_faults": faults_of_devices,
+        }
     finally:
         await streams.close()
 

@@ -58,6 +58,10 @@ class StreamRecord:
     completion: Sequence[Sequence[int]] | None = None
     """Ids by choice; None where the stream did not end."""
     error: str = ""
+    has_slept: bool = False
+    """Whether its device slept for a while, so that its silences say nothing of the services."""
+    twin_error: str = ""
+    """Where a second stream of the same request got other ids; empty where none did."""
     times: list[float] = field(default_factory=list)
     _epoch: int = 0
     _moving: bool = False
@@ -172,17 +176,19 @@ def summary(
     ended = [track for track in tracks if track.completion is not None]
     found = [difference(track, golden[track.name.partition("/")[0]]) for track in ended]
     differences = [each for each in found if each is not None]
-    by = pauses(tracks, done)
+    awake = [track for track in tracks if not track.has_slept]
+    by = pauses(awake, done)
     everything = [silence for of_role in by.values() for silences in of_role.values() for silence in silences]
-    switches = [switch.silence_s for track in tracks for switch in track.switches]
-    rests = [track.beyond_prefill(done) for track in tracks]
+    switches = [switch.silence_s for track in awake for switch in track.switches]
+    rests = [track.beyond_prefill(done) for track in awake]
     beyond = [rest for whole, _ in rests for rest in whole]
     interrupted = [rest for _, of_interrupted in rests for rest in of_interrupted]
     errors = [f"{track.name}: {track.error or 'did not end'}" for track in tracks if track.completion is None]
+    twins = [f"{track.name}: {track.twin_error}" for track in tracks if track.twin_error]
     return {
         "faults": len(done),
         "streams": len(tracks),
-        "identical": len(ended) - len(differences),
+        "identical": len(ended) - len(differences) - len(twins),
         "duplicates": sum(track.duplicates for track in tracks),
         "gaps": sum(track.gaps for track in tracks),
         "failed": len(errors),
@@ -204,5 +210,5 @@ def summary(
             for role, of_role in by.items()
         },
         "differences": differences[:MOST_REPORTED],
-        "errors": errors[:MOST_REPORTED],
+        "errors": (errors + twins)[:MOST_REPORTED],
     }

@@ -6,6 +6,7 @@ nothing of faults.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from benchmarks.chaos.device import DeviceCall
+from benchmarks.chaos.device import DeviceCall, DeviceFault, first_difference_of
 from benchmarks.chaos.stream_figures import StreamRecord
 from outrider.client.async_client import AsyncClient, AsyncStream
 from outrider.client.endpoints import addresses_in, ping_patience_ms
@@ -24,6 +25,8 @@ from outrider.v1.generation_pb2_grpc import GenerationStub
 from outrider.wire.channel import open_channel
 from speculative.errors import OutriderError
 
+TWIN_S = 5.0
+"""Seconds that the second of two streams of one request may outlive the first."""
 RETRY_S = 60.0
 """Seconds for which the client retries a lost stream."""
 LAST_STREAM_S = 90.0
@@ -151,6 +154,8 @@ class RepeatedStreams:
         self._began = time.monotonic()
         self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
+        self.device_faults: Counter[str] = Counter()
+        """How often each fault of a device happened."""
         self.records: list[StreamRecord] = []
         """A record of every stream that was requested."""
 
@@ -213,13 +218,23 @@ class RepeatedStreams:
             drafted: ids of prompt and answer that the client's device drafts; None: the client has no device.
         """
         request = build_request(None, options)
+        fault = tuple(DeviceFault)[first % len(DeviceFault)]
+        twins: list[asyncio.Task[None]] = []
+
+        def happened() -> None:
+            self.device_faults[fault] += 1
+            record.has_slept = fault is DeviceFault.SLEEPS
 
         def ask(resuming: Resuming) -> Any:
             record.asked += 1
             stub = self._stubs[resuming.orchestrator]
-            if drafted is not None:
-                return RecordedCall(DeviceCall(stub.Generate(), resuming.request, drafted), record, self.now)
-            return RecordedCall(stub.Generate(iter((resuming.request,))), record, self.now)
+            if drafted is None:
+                return RecordedCall(stub.Generate(iter((resuming.request,))), record, self.now)
+            if fault is DeviceFault.TWICE and record.asked == 2:
+                twins.append(asyncio.create_task(self._twin(record, resuming, drafted)))
+            wrong = fault if record.asked == 1 else DeviceFault.NONE
+            device = DeviceCall(stub.Generate(), resuming.request, drafted, wrong, happened)
+            return RecordedCall(device, record, self.now)
 
         try:
             resuming = Resuming(request, len(self._stubs), RETRY_S, first)
@@ -232,6 +247,18 @@ class RepeatedStreams:
             record.error = f"still running {LAST_STREAM_S:g} s after the last fault"
         except OutriderError as error:
             record.error = f"{type(error).__name__}: {error}"
+        finally:
+            await _ended(twins)
+
+    async def _twin(self, record: StreamRecord, resuming: Resuming, drafted: Sequence[int]) -> None:
+        """Resumes a request at another orchestrator, too; what comes there has to be golden as well."""
+        stub = self._stubs[(resuming.orchestrator + 1) % len(self._stubs)]
+        call = DeviceCall(stub.Generate(), resuming.request, drafted)
+        try:
+            if (found := await first_difference_of(call, drafted)) is not None:
+                record.twin_error = f"resumed twice, and the second got {found[1]} at {found[0]}"
+        finally:
+            call.cancel()
 
     async def _ask_reading_times(self, record: StreamRecord, session: str, stub: GenerationStub) -> None:
         """Records how long each verifier that took the stream over took to read its tokens."""
@@ -248,3 +275,13 @@ class RepeatedStreams:
                         first = incarnation.rounds[0]
                         read_s = (first.at_ms + first.forward_ms) / 1000
                         record.computed_s[switch.choice, switch.epoch] = read_s
+
+
+async def _ended(twins: Sequence[asyncio.Task[None]]) -> None:
+    """Returns once these tasks are over, after TWIN_S seconds at the latest."""
+    if not twins:
+        return
+    _, late = await asyncio.wait(twins, timeout=TWIN_S)
+    for twin in late:
+        twin.cancel()
+    await asyncio.gather(*twins, return_exceptions=True)

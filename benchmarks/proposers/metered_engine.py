@@ -13,6 +13,7 @@ from typing import NamedTuple
 from benchmarks.proposers.timed_proposer import LevelTimes, TimedProposer
 from outrider.lm.outcome import OutcomeWants
 from outrider.lm.runner import PackedLM
+from outrider.lm.step_profile import profile_steps
 from outrider.wire.codec import SessionKey
 from speculative.params import SamplingParams
 from speculative.stop import StopChecker
@@ -22,7 +23,7 @@ from verifier_service.engine.messages import Open
 from verifier_service.engine.session import Session
 from verifier_service.engine.stats import PassTimes
 from verifier_service.engine.step import EngineLimits
-from verifier_service.engine.step_cost import StepCostModel, profile_steps
+from verifier_service.engine.step_cost import StepCostModel
 from verifier_service.loading import load_target
 from verifier_service.proposers.batched import BatchedProposer, all_needs
 from verifier_service.proposers.planning import plan_proposers
@@ -141,6 +142,10 @@ class ThreadMeter:
         self._apart_s += spent_s
 
 
+def _measured(target: PackedLM) -> StepCostModel:
+    return StepCostModel.of(profile_steps(target))
+
+
 class MeteredEngine:
     """Decodes streams with the sources of a method; what it learns about them stays, as in a worker.
 
@@ -164,7 +169,7 @@ class MeteredEngine:
         self._target = load_target(settings)
         is_adaptive = settings.budget == "adaptive"
         # A fixed budget knows no costs: proposers then draft as deep as they can, and none rests.
-        measured = costs or (profile_steps(self._target) if is_adaptive else StepCostModel())
+        measured = costs or (_measured(self._target) if is_adaptive else StepCostModel())
         self.costs = deepcopy(measured)
         """What steps take: measured at first, then learnt from steps."""
         if proposers is None:

@@ -9,6 +9,9 @@ from typing import Any
 from unittest.mock import patch
 
 from orchestrator.admitted_request import AdmittedRequest
+from orchestrator.edge.account import DraftAccount, Dropped
+from orchestrator.edge.devices import DeviceFlow
+from orchestrator.edge.source import EdgeSession, EdgeSource
 from orchestrator.fleet.liveness import LivenessJudge, Verdict
 from orchestrator.fleet.verifier_link import VerifierLink
 from orchestrator.relay.delivery import Delivery, PlacementCost
@@ -19,6 +22,7 @@ from orchestrator.store.memory import MemoryStore
 from outrider.v1 import verifier_pb2
 from outrider.wire.codec import key_to_wire
 from outrider.wire.epochs import RANDOM_BITS
+from speculative.fragment import Fragment
 from speculative.tree import TokenTree
 from verifier_service.engine.core import EngineCore
 from verifier_service.engine.kv_cache import KVCache
@@ -82,7 +86,7 @@ def repeated_delivery_kept() -> list[Substitute]:
 def have_ignored() -> list[Substitute]:
     """A request that is gone on with begins again."""
 
-    def have(start: Any, max_tokens: int, target: Any) -> Any:
+    def have(start: Any, *rest: Any) -> Any:
         return tuple(() for _ in start.have) if start.have else None
 
     return [("orchestrator.front.admission", "_have", have)]
@@ -180,8 +184,8 @@ def seen_epoch_ignored() -> list[Substitute]:
     """A request that is gone on with is given an epoch as if it were new, by a clock that may be behind."""
     real = OpenPlan
 
-    def plan(ids: Any, epoch: int = 0, recovered: bool = False) -> OpenPlan:
-        return real(ids, 0, recovered)
+    def plan(ids: Any, epoch: int, *rest: Any, **named: Any) -> OpenPlan:
+        return real(ids, 0, *rest, **named)
 
     def fence(self: SessionTable, key: Any, epoch: int, now_ms: int) -> None:
         """The verifiers would notice; this is about the client."""
@@ -239,8 +243,8 @@ def node_admitted_twice() -> list[Substitute]:
     """A step computes its likeliest drafted node twice."""
     real = Session.step_rows
 
-    def step_rows(self: Session, rows: int, nodes: int) -> StepRows:
-        planned = real(self, rows, nodes)
+    def step_rows(self: Session, rows: int, nodes: int, scouts: int = 0) -> StepRows:
+        planned = real(self, rows, nodes, scouts)
         tree = planned.tree
         twice = [column + column[:1] for column in (tree.tokens, tree.parents, tree.survival, tree.sources)]
         return planned._replace(tree=TokenTree(*twice))
@@ -276,6 +280,58 @@ def blocks_freed_in_use() -> list[Substitute]:
     return [(EngineCore, "apply", apply)]
 
 
+def credits_unlimited() -> list[Substitute]:
+    """A device may send as many drafts as it likes."""
+    real = DraftAccount.take
+
+    def take(self: DraftAccount, drafts: Any, epoch: int, *, stale: bool) -> Fragment | None:
+        self._left = 1 << 30
+        return real(self, drafts, epoch, stale=stale)
+
+    return [(DraftAccount, "take", take)]
+
+
+def old_windows_cost_nothing() -> list[Substitute]:
+    """A device's drafts that continue nothing are dropped without credits, and not counted."""
+    real = DraftAccount.take
+
+    def take(self: DraftAccount, drafts: Any, epoch: int, *, stale: bool) -> Fragment | None:
+        taken = real(self, drafts, epoch, stale=stale)
+        if taken is None:
+            self.counts.dropped.pop(Dropped.STALE, None)
+        return taken
+
+    return [(DraftAccount, "take", take)]
+
+
+def claims_believed() -> list[Substitute]:
+    """A device's drafts go on to the verifier whatever text they continue."""
+
+    def is_known(self: DraftAccount, fragment: Fragment) -> bool:
+        return True
+
+    return [(DraftAccount, "_is_known", is_known)]
+
+
+def vanished_device_kept() -> list[Substitute]:
+    """A device whose stream broke stays attached to its session."""
+
+    def close(self: DeviceFlow) -> None:
+        """Nothing is removed."""
+
+    return [(DeviceFlow, "close", close)]
+
+
+def later_device_removed() -> list[Substitute]:
+    """The end of a stream removes its session's device, also that of a later stream."""
+
+    def remove(self: EdgeSource, session: EdgeSession) -> None:
+        self.wait(session, 0)
+        self._drop(self._sessions[session.key])
+
+    return [(EdgeSource, "remove", remove)]
+
+
 BUGS: dict[str, Callable[[], list[Substitute]]] = {
     bug.__name__: bug
     for bug in (
@@ -302,6 +358,11 @@ BUGS: dict[str, Callable[[], list[Substitute]]] = {
         wrong_row_committed,
         memory_ignored,
         blocks_freed_in_use,
+        credits_unlimited,
+        old_windows_cost_nothing,
+        claims_believed,
+        vanished_device_kept,
+        later_device_removed,
     )
 }
 

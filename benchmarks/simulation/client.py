@@ -1,6 +1,7 @@
 """A simulated client: the real stream and resuming of outrider.client, as one user's process drives them."""
 
 import asyncio
+import contextvars
 import math
 import random
 from collections import Counter
@@ -16,8 +17,10 @@ from benchmarks.simulation.device import SimulatedDevice
 from benchmarks.simulation.network import Network
 from benchmarks.simulation.plan import Turn
 from benchmarks.simulation.request_checker import RequestChecker
+from benchmarks.simulation.streams import SimulatedStream
 from benchmarks.simulation.toy import MODEL, hash_of
 from outrider.client.async_client import AsyncStream
+from outrider.client.completions import CompletionBuilder
 from outrider.client.endpoints import SEVERAL_S
 from outrider.client.resuming import Resuming
 from outrider.v1 import common_pb2, generation_pb2, verifier_pb2
@@ -66,13 +69,17 @@ class SimulatedClient:
 
         self._stubs: list[Any] = [GenerationStub(dialled(address)) for address in orchestrators]
         self._verifiers: list[Any] = [VerifierStub(dialled(address)) for address in verifiers]
+        self._drafted: dict[str, list[generation_pb2.GenerateRequest]] = {}
+        """Windows that the device has sent, by the checker's name."""
         self.cancelled_at: float | None = None
         """When a Cancel was answered with success, on the loop's clock."""
 
     def checker(self, name: str, prompt: Sequence[int], turn: Turn) -> RequestChecker:
         """Checks a request's streams against the rules and its golden output."""
         report = (self._violated, self._counts, self._network.loop.time, self._silent_s)
-        return RequestChecker(name, prompt, turn.seed, turn.n, turn.max_tokens, *report)
+        checker = RequestChecker(name, prompt, turn.seed, turn.n, turn.max_tokens, *report)
+        checker.is_claimed = turn.device == "claiming"
+        return checker
 
     def request(self, prompt: Sequence[int], turn: Turn) -> generation_pb2.GenerateRequest:
         """The request for a turn, as `build_request` makes it."""
@@ -97,14 +104,14 @@ class SimulatedClient:
         turn: Turn,
         checker: RequestChecker,
         first: int,
-        before: AsyncStream | None = None,
+        before: CompletionBuilder | None = None,
         by_hash: bool = False,
     ) -> AsyncStream:
         """A real client stream whose messages the checker sees.
 
         Args:
             first: index of the orchestrator that is asked first.
-            before: an earlier stream of the request, whose tokens this one resumes from, as after a loss.
+            before: what an earlier stream of the request has brought, from which this one resumes.
             by_hash: whether the request names those tokens by number and hash.
         """
         loop = self._network.loop
@@ -122,12 +129,12 @@ class SimulatedClient:
 
         resuming = Resuming(request, len(self._stubs), SEVERAL_S, first, ends)
         if before is not None:
-            resuming.again(Unavailable("its user was away"), before._builder, loop.now)
+            resuming.again(Unavailable("its user was away"), before, loop.now)
             if by_hash:
                 _by_hash(resuming.request.start, checker.prompt)
         stream = AsyncStream(ask, resuming, turn.n)
         if before is not None:
-            stream._builder = before._builder
+            stream._builder = before
         return stream
 
     def _with_device(
@@ -135,7 +142,8 @@ class SimulatedClient:
     ) -> Any:
         """The call, on which the request is followed by what the client's device drafts."""
         chance = random.Random(turn.seed)
-        device = SimulatedDevice(turn.device, call, turn.seed, checker, chance, self.process.spawn)
+        past = self._drafted.setdefault(checker.name, [])
+        device = SimulatedDevice(turn.device, call, turn.seed, checker, chance, self.process.spawn, past)
 
         def on_message(response: generation_pb2.GenerateResponse) -> None:
             checker.message(response)
@@ -184,6 +192,33 @@ class SimulatedClient:
     @staticmethod
     def _may_end(checker: RequestChecker) -> None:
         checker.may_be_cancelled = True
+
+    def sleep(self, seconds: float, checker: RequestChecker) -> None:
+        """Freezes the client from now on for `seconds`: a device whose lid is closed."""
+
+        def wake() -> None:
+            checker.woke()
+            self.process.wake()
+
+        self.process.freeze()
+        for stream in self._streams():
+            self._network.doubt(stream)
+        self._network.loop.call_later(
+            seconds, wake, context=contextvars.Context()
+        )  # nobody's, who never sleeps
+
+    def lose_connection(self, unheard_s: float) -> None:
+        """Breaks the client's streams; servers hear of it `unheard_s` seconds later."""
+        for stream in self._streams():
+            stream.break_off("connection reset", unheard_s)
+
+    def vanish(self, unheard_s: float) -> None:
+        """Ends the client for good, whatever it is sending; servers hear of it `unheard_s` seconds later."""
+        self.lose_connection(unheard_s)
+        self.process.kill()
+
+    def _streams(self) -> list[SimulatedStream]:
+        return [stream for stream in self._network.streams if stream.client is self.process]
 
     async def cancel(self, checker: RequestChecker, orchestrators: Sequence[int]) -> None:
         """Sends a Cancel to one orchestrator after the other until one answers."""

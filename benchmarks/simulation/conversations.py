@@ -1,10 +1,12 @@
 """The behaviour of users: they send turn after turn, cancel, leave, come back, or send a request twice."""
 
 import asyncio
+import copy
 from collections.abc import Callable, Sequence
 
 from benchmarks.simulation.client import SimulatedClient
 from benchmarks.simulation.plan import Turn
+from benchmarks.simulation.request_checker import RequestChecker
 from outrider.client.async_client import AsyncStream
 from speculative.errors import IdsNeeded
 
@@ -59,7 +61,7 @@ class Conversation:
         checker, request = client.checker(name, prompt, turn), client.request(prompt, turn)
         for choice, (ids, _) in enumerate(checker.golden):
             self.golden.setdefault(choice, []).append(ids)
-        checker.times_over = turn.act == "rival"
+        checker.times_over = turn.act in {"rival", "twice"}
         stream = client.stream(request, turn, checker, turn.first)
         reading = asyncio.ensure_future(client.read(stream, turn, checker))
         rival = None
@@ -73,17 +75,24 @@ class Conversation:
                 await client.send_stale(checker, turn)
             case "rival":
                 rival = self._rival(f"{name}'", prompt, turn)
+            case "sleep":
+                client.sleep(turn.asleep_s, checker)
+            case "vanish":
+                client.vanish(turn.pause_s)
+                await asyncio.sleep(0)  # never returns: this task is the client's
+            case "twice" if not reading.done() and not checker.has_all_ends:
+                rival = self._twin(f"{name}''", prompt, turn, checker, stream)
             case "leave" | "return" if not reading.done() and not checker.has_all_ends:
                 await _leave(stream, reading)
                 if turn.act == "leave":
                     return None
                 await asyncio.sleep(turn.pause_s)
-                stream = client.stream(request, turn, checker, turn.first, stream, turn.by_hash)
+                stream = client.stream(request, turn, checker, turn.first, stream._builder, turn.by_hash)
                 reading = asyncio.ensure_future(client.read(stream, turn, checker))
         try:
             answered = await reading
         except IdsNeeded:
-            again = client.stream(request, turn, checker, turn.first, stream)
+            again = client.stream(request, turn, checker, turn.first, stream._builder)
             answered = await client.read(again, turn, checker)
         if turn.act == "cancel" and client.cancelled_at is not None and self._faults_over is not None:
             latest = max(self._faults_over(), client.cancelled_at) + CANCELS_BY_S
@@ -103,6 +112,19 @@ class Conversation:
         )
         reading: asyncio.Task[bool] = client.process.spawn(client.read(stream, turn, checker))
         return reading
+
+    def _twin(
+        self, name: str, prompt: list[int], turn: Turn, read: RequestChecker, stream: AsyncStream
+    ) -> asyncio.Task[bool]:
+        """Breaks the stream, and resumes it a second time beside the first."""
+        client = self._client
+        checker = client.checker(name, prompt, turn)
+        checker.times_over = True
+        checker.continues(read)
+        client.lose_connection(turn.pause_s)
+        before = copy.deepcopy(stream._builder)
+        again = client.stream(client.request(prompt, turn), turn, checker, turn.seed % 2, before)
+        return client.process.spawn(client.read(again, turn, checker))
 
 
 async def _leave(stream: AsyncStream, reading: asyncio.Future[bool]) -> None:

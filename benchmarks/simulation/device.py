@@ -1,5 +1,7 @@
 """A simulated client's device: drafts for its own request, well, badly, or with ill intent.
 
+Some send old windows again; some draft for another session.
+
 It speaks the real messages on the request's stream, late and out of step like any device.
 """
 
@@ -18,10 +20,12 @@ from speculative.noise import derive
 
 LONGEST = 8
 """Nodes of a drafted window."""
-RIGHT = {"good": 0.9, "useless": 0.0, "hostile": 0.5}
+RIGHT = {"good": 0.9, "useless": 0.0, "hostile": 0.5, "replaying": 0.5, "claiming": 1.0}
 """Share of drafted tokens that are the target's own, by the kind of device."""
 THINK_S = 0.003
 """Seconds that a window takes."""
+REPLAYED = 4
+"""Old windows that a replaying device sends again beside each new one."""
 
 
 class SimulatedDevice:
@@ -31,6 +35,7 @@ class SimulatedDevice:
         call: the stream; the device writes to it.
         seed: the request's.
         spawn: starts a task of the client's process.
+        past: windows that the device has sent on all streams of its request, to which it adds.
     """
 
     def __init__(
@@ -41,6 +46,7 @@ class SimulatedDevice:
         checker: RequestChecker,
         chance: random.Random,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
+        past: list[generation_pb2.GenerateRequest],
     ) -> None:
         self._kind = kind
         self._call = call
@@ -48,6 +54,7 @@ class SimulatedDevice:
         self._checker = checker
         self._chance = chance
         self._spawn = spawn
+        self._past = past
         self._epoch = 0
 
     def message(self, response: generation_pb2.GenerateResponse) -> None:
@@ -56,7 +63,14 @@ class SimulatedDevice:
         self._epoch = max(self._epoch, epoch)
         for choice, ids in enumerate(self._checker.ids):
             if choice not in self._checker.ended:
-                self._spawn(self._send(self._window(choice, [*self._checker.prompt, *ids])))
+                text = [*self._checker.prompt, *ids]
+                if self._kind == "claiming":
+                    text[0] ^= 1  # of a session whose text has the same length
+                self._past.append(self._window(choice, text))
+                self._spawn(self._send(self._past[-1]))
+        if self._kind == "replaying":
+            for old in self._chance.choices(self._past, k=REPLAYED if self._past else 0):
+                self._spawn(self._send(old))
 
     async def _send(self, request: generation_pb2.GenerateRequest) -> None:
         await asyncio.sleep(THINK_S * self._chance.random())
@@ -85,6 +99,8 @@ class SimulatedDevice:
             hash_ = extend(hash_, drafts.ids[-1])
         if self._kind == "hostile" and chance.random() < 0.3:
             return self._rubbish(drafts)
+        if self._kind == "claiming" and chance.random() < 0.1:
+            return generation_pb2.GenerateRequest(start=generation_pb2.GenerateStart(session="s0", seed=1))
         return generation_pb2.GenerateRequest(drafts=drafts)
 
     def _rubbish(self, drafts: generation_pb2.DeviceDrafts) -> generation_pb2.GenerateRequest:

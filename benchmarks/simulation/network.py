@@ -6,6 +6,7 @@ client has left is over before its next one begins. Unary calls are lost, delaye
 delivered twice, the second time perhaps much later. Knows nothing of the messages' contents.
 """
 
+import contextvars
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from benchmarks.simulation.clock import Process, VirtualLoop
 PING_S = 3.0
 """Seconds after which a dialler notices by pings that a peer is frozen or behind a cut line."""
 CLIENT_PING_S = 12.0
-"""Seconds after which a client notices it; clients are more patient."""
+"""Seconds after which a client notices it, and a server that a client is; both are more patient."""
 REFUSED_S = 0.002
 """Seconds until a dialler sees a refused or broken connection."""
 
@@ -128,12 +129,16 @@ class Network:
         return cut is not None and cut.ends > self.loop.now
 
     def doubt(self, stream: Any) -> None:
-        """Breaks a stream off unless its server answers pings again within the dialler's patience."""
+        """Breaks a stream off unless its sides answer each other's pings again within their patience."""
         patience_s = CLIENT_PING_S if stream.client.name.startswith("client") else PING_S
-        self.loop.call_later(patience_s, self._ping, stream)
+        nobody = (
+            contextvars.Context()
+        )  # a ping that is asked for by a process that freezes comes nevertheless
+        self.loop.call_later(patience_s, self._ping, stream, context=nobody)
 
     def _ping(self, stream: Any) -> None:
-        if stream.server.frozen or self.is_cut(stream.client.name, stream.server.name):
+        frozen = stream.server.frozen or stream.client.frozen
+        if frozen or self.is_cut(stream.client.name, stream.server.name):
             stream.break_off("pings were not answered")
 
     def arrival(self, sender: Process, receiver: Process) -> float:

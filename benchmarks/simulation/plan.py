@@ -46,14 +46,18 @@ class Turn:
     resumable: bool
     speculate: bool
     act: str
-    """What the client does meanwhile: nothing, cancel, leave, return, rival, or stale."""
+    """What the client does meanwhile: nothing, cancel, leave, return, rival, or stale; with a device also
+    sleep, twice, or vanish."""
     act_after_s: float
     pause_s: float
     """Seconds after a turn, and before a client that left comes back."""
     by_hash: bool
     """Whether a client that comes back names its tokens by number and hash."""
     device: str = ""
-    """Kind of the client's device: good, useless or hostile; empty: the client has no device."""
+    """Kind of the client's device: good, useless, hostile, replaying or claiming; empty: the client has no
+    device."""
+    asleep_s: float = 0.0
+    """Seconds for which a device that sleeps is away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,11 @@ class Plan:
         return alone and len(self.verifiers) > 1 and not self.weather.lost and self._most_at_once <= together
 
     @property
+    def asleep_s(self) -> float:
+        """Seconds for which the devices sleep, all together."""
+        return sum(turn.asleep_s for _, turns in self.conversations for turn in turns)
+
+    @property
     def most_blocks(self) -> int:
         """Blocks that the longest session needs at its end."""
         return max(
@@ -103,7 +112,7 @@ class Plan:
     def _most_at_once(self) -> int:
         """Most sessions of all conversations at a time."""
         return sum(
-            max(turn.n * (2 if turn.act == "rival" else 1) for turn in turns)
+            max(turn.n * (2 if turn.act in {"rival", "twice"} else 1) for turn in turns)
             for _, turns in self.conversations
         )
 
@@ -127,6 +136,10 @@ KINDS = (
     "clock",
 )
 DEVICES = (*("",) * 7, "good", "useless", "hostile")
+DEVICE_FAULTS = (*("",) * 3, "replaying", "claiming")
+DEVICE_ACTS = ("nothing", "sleep", "twice", "vanish")
+NAPS_S = (*(2.0, 14.0) * 10, 3600.0)
+"""Seconds for which devices sleep. Peers notice it after 12 s; the longest lease has 300 s."""
 ACTS = (*("nothing",) * 8, "cancel", "leave", "return", "return", "rival", "rival", "stale", "stale")
 
 
@@ -240,12 +253,20 @@ def _turn(chance: random.Random) -> Turn:
         pause_s=chance.choice((0.0, 0.05, 0.6)),
         by_hash=chance.random() < 0.5,
     )
-    return replace(turn, device=_device(turn))
+    return _with_device(turn)
 
 
-def _device(turn: Turn) -> str:
-    """The kind of a turn's device, which the turn's own seed decides."""
-    return random.Random(turn.seed).choice(DEVICES) if turn.speculate else ""
+def _with_device(turn: Turn) -> Turn:
+    """The turn with its device and the device's faults, which the turn's own seed decides."""
+    chance = random.Random(turn.seed)
+    kind = chance.choice(DEVICES)
+    if not turn.speculate or not kind:
+        return turn
+    turn = replace(turn, device=chance.choice(DEVICE_FAULTS) or kind)
+    if turn.act != "nothing" or turn.timeout_s is not None:
+        return turn
+    act = chance.choice(DEVICE_ACTS)
+    return replace(turn, act=act, asleep_s=chance.choice(NAPS_S) if act == "sleep" else 0.0)
 
 
 def _fault(chance: random.Random) -> Fault:

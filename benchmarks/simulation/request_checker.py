@@ -3,7 +3,9 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from benchmarks.simulation.orchestrator import EDGE_LIMITS
 from benchmarks.simulation.toy import golden
+from orchestrator.edge.account import Dropped
 from outrider.v1 import generation_pb2
 from outrider.wire.codec import finish_from_wire
 from speculative.noise import derive
@@ -48,6 +50,8 @@ class RequestChecker:
         """Whether the client or the deadline may have ended the request."""
         self.times_over = False
         """Whether more than one client sends this request."""
+        self.is_claimed = False
+        """Whether the client's device drafts for another session alone."""
         self._seed = seed
         self._violated = violated
         self._counts = counts
@@ -62,6 +66,16 @@ class RequestChecker:
     def has_all_ends(self) -> bool:
         """Whether the client has read the end of every choice."""
         return len(self.ended) == len(self.golden)
+
+    def continues(self, other: "RequestChecker") -> None:
+        """Takes over what the other checker's client has read so far."""
+        self.ids = [list(ids) for ids in other.ids]
+        self.ended = dict(other.ended)
+        self.epoch = other.epoch
+
+    def woke(self) -> None:
+        """Records that the client has slept: until now no message was expected."""
+        self._heard_at = self._now()
 
     def asked(self) -> None:
         """Records that the client opens a stream, the first one or one that resumes."""
@@ -150,6 +164,25 @@ class RequestChecker:
             self._wrong(f"choice {choice}: {fresh} ids, but usage is {usage}")
         if self.ended.setdefault(choice, reason) is not reason:
             self._wrong(f"choice {choice}: ended with {self.ended[choice]}, and then with {reason}")
+        if finished.HasField("device"):
+            self._check_device(choice, finished.device, fresh)
+
+    def _check_device(self, choice: int, device: generation_pb2.DeviceUsage, fresh: int) -> None:
+        """Checks that all drafts of a device are counted, that they spent credits, and belong to its session.
+
+        Args:
+            fresh: ids of the choice that came on this stream, each of which earned the device credits.
+        """
+        credits, dropped = EDGE_LIMITS.credits, device.dropped
+        if device.nodes != device.forwarded + sum(dropped.values()):
+            self._wrong(f"choice {choice}: not all of the device's drafts are counted: {device}")
+        spent = device.nodes - dropped[Dropped.CREDIT] - dropped[Dropped.MALFORMED]
+        if spent > credits.first + credits.per_token * fresh:
+            self._wrong(f"choice {choice}: {spent} drafts of a device that got {fresh} ids were taken")
+        if self.is_claimed and device.forwarded:
+            self._wrong(f"choice {choice}: {device.forwarded} drafts for another session were sent on")
+        self._counts["device's nodes"] += device.nodes
+        self._counts["device's nodes sent on"] += device.forwarded
 
     def _wrong(self, what: str) -> None:
         self._violated(f"{self.name}: {what}")

@@ -97,7 +97,7 @@ class World:
             for conversation, (after_s, _) in zip(self.conversations, plan.conversations, strict=True)
         ]
         breaking = asyncio.ensure_future(self._break(faults))
-        _, waiting = await asyncio.wait(talks, timeout=MOST_S)
+        _, waiting = await asyncio.wait(talks, timeout=MOST_S + plan.asleep_s)
         for talk in waiting:
             self.violated(f"{self.conversations[talks.index(talk)].name}: never ended")
         breaking.cancel()

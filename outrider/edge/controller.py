@@ -7,7 +7,7 @@ requests; `trials` bounds what wrong predictions may cost.
 Pure: knows nothing of clocks, models and sockets.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from outrider.edge.latency_model import (
@@ -34,10 +34,17 @@ EVERY = 32
 PROBE = 12
 """Tokens that the cloud first decodes alone, so that the controller can measure the cloud's pace."""
 HYSTERESIS = 0.9
-"""Cost of another mode, as a share of the present mode's cost, below which a change pays; also the
-share of the time that the preference allows below which a mode is worth a trial."""
+"""Passes of another mode, as a share of the present mode's, below which a change pays; also the share of the
+time that the preference allows below which a mode that makes the target wait is worth a trial."""
+FASTER = 0.97
+"""Time per token of another mode that was measured, as a share of the present mode's, below which a
+change pays where time counts."""
+PROMISE = 0.99
+"""Time per token that hints have to promise, as a share of the cloud's own, to be worth the device's work."""
 EXPECTED = 16.0
 """Tokens for which the expected pace of a mode counts when the mode begins."""
+OPENING = 4.0
+"""The same for the mode that a session begins with: its text may be unlike those before."""
 
 
 class Preference(StrEnum):
@@ -151,18 +158,29 @@ class Controller:
             return Decision(Mode.CLOUD, 0, 0, 0, "drafting is off on request")
         if self._fixed is not None:
             return self._decision(self._fixed, self._conditions(), f"{self._fixed} was asked for")
-        if self._conditions() is not None:
-            return self._chosen()
-        return self._unused(f"measures the cloud's own pace for {PROBE} tokens")
+        if (at := self._conditions()) is None:
+            return self._unused(f"measures the cloud's own pace for {PROBE} tokens")
+        return self._opening(at) if self.preference is Preference.LATENCY else self._chosen()
+
+    def _opening(self, at: Conditions) -> Decision:
+        """Begins with hints, unless they rest: they cost no time, and show the pace to beat."""
+        found = self._predictions(at)
+        costs = self._costs(found)
+        best = Mode.HINTING if self._may_hint(found) else Mode.CLOUD
+        self._pace = TokenPace.expected(costs[best], OPENING)
+        return self._decision(best, at, self._reason(best, at, costs))
 
     def _remembered(self) -> tuple[TokenPace, TokenPace]:
         """The cloud's pace, by token and by message, with which the session begins.
 
-        Where time counts, each session measures the pace anew. For `economy` the pace of the session before
-        is exact enough, so the target computes no passes just to be measured.
+        For `economy` the last known pace is exact enough, so the target computes no passes just to be
+        measured. For `latency` a recent one is, because a session begins with hints. For `balanced` each
+        session measures the pace anew.
         """
-        seen = self.measurements
-        if self.preference is not Preference.ECONOMY or seen.cloud_ms is None or seen.pass_ms is None:
+        seen, knows = self.measurements, self.preference is Preference.ECONOMY
+        if self.preference is Preference.LATENCY:
+            knows = self._trials.knows_cloud(seen.cloud_ms or 0.0, PROBE)
+        if not knows or seen.cloud_ms is None or seen.pass_ms is None:
             return TokenPace(), TokenPace()
         return TokenPace.expected(seen.cloud_ms, PROBE), TokenPace.expected(seen.pass_ms, PROBE)
 
@@ -172,14 +190,19 @@ class Controller:
 
     def _time(self, tokens: int, took_ms: float) -> None:
         """Adds the time of tokens to the present mode's pace, and to what trials have lost."""
-        bound_ms, lost_ms = self._bound_ms(), 0.0
+        mode, lost_ms = self.decision.mode, 0.0
+        bound_ms = self._bound_ms()
         self._present_pace.add(took_ms, tokens)
-        if self.decision.mode is Mode.CLOUD:
+        if mode is Mode.CLOUD:
             self._rounds.add(took_ms, 1)
             self.measurements.cloud_ms = self._own.ms_per_token
             self.measurements.pass_ms = self._rounds.ms_per_token
+            self._trials.measured_cloud()
         elif bound_ms:
             lost_ms = took_ms - bound_ms * tokens
+            self._trials.device_pace.add(took_ms, tokens)
+            if mode is Mode.HINTING:
+                self._trials.hinted(lost_ms, bound_ms)
         self._trials.committed(tokens, lost_ms, bound_ms)
 
     @property
@@ -215,7 +238,17 @@ class Controller:
         return Conditions(seen.acceptance, draft, verify, seen.rtt.mean, min(own, verify))
 
     def _predictions(self, at: Conditions) -> dict[Mode, ModeCost]:
-        return {mode: predict(mode, at, self._window(mode, at)) for mode in Mode}
+        """The cost of each mode.
+
+        Where time counts, modes that make the target wait are predicted with a careful acceptance: far away a
+        wrong draft costs so much that the estimate after a short run of right ones promises too much.
+        """
+        found = {mode: predict(mode, at, self._window(mode, at)) for mode in Mode}
+        if self.preference is Preference.LATENCY:
+            careful = replace(at, acceptance=self.measurements.careful_acceptance)
+            for mode in (Mode.WAITING, Mode.PIPELINED):
+                found[mode] = predict(mode, careful, found[mode].window)
+        return found
 
     def _window(self, mode: Mode, at: Conditions) -> int:
         if self.preference is Preference.ECONOMY:
@@ -231,21 +264,27 @@ class Controller:
         found = self._predictions(at)
         self._note_pace(found)
         now, costs = self.decision.mode, self._costs(found)
-        able = [mode for mode, one in found.items() if self._may(mode, costs[mode], one.window, at)]
+        able = [mode for mode in found if self._may(mode, found, costs[mode], at)]
         able = able or [Mode.CLOUD]
         if self.preference is Preference.LATENCY:
-            best, cost = min(able, key=lambda mode: costs[mode]), costs
+            best = min(able, key=lambda mode: (costs[mode], mode is Mode.CLOUD))
+            tried = best is not Mode.HINTING and self._trials.has_measured(best)
+            share = FASTER if tried else 1.0
+            pays = now is Mode.CLOUD or costs[best] <= share * costs[now]
         else:
-            cost = {mode: one.rounds_per_token for mode, one in found.items()}
-            best = min(able, key=lambda mode: (cost[mode], costs[mode]))
-        if now in able and cost[best] > HYSTERESIS * cost[now]:
+            rounds = {mode: one.rounds_per_token for mode, one in found.items()}
+            best = min(able, key=lambda mode: (rounds[mode], costs[mode]))
+            pays = rounds[best] <= HYSTERESIS * rounds[now]
+        if now in able and not pays:
             best = now
         if best is not now:
             self._pace = TokenPace.expected(costs[best], EXPECTED)
         return self._decision(best, at, self._reason(best, at, costs))
 
-    def _may(self, mode: Mode, cost: float, window: int, at: Conditions) -> bool:
+    def _may(self, mode: Mode, found: dict[Mode, ModeCost], cost: float, at: Conditions) -> bool:
         """Whether a mode is fast enough, does not rest, and could not lose more than trials may."""
+        if mode is Mode.HINTING:
+            return self._may_hint(found)
         bound_ms = self._bound_ms()
         if self._trials.is_resting(mode):
             return False
@@ -253,12 +292,19 @@ class Controller:
             return cost <= bound_ms
         if cost > HYSTERESIS * bound_ms:
             return False
-        return first_loss_ms(mode, at, window) <= self._trials.left_ms(bound_ms)
+        return first_loss_ms(mode, at, found[mode].window) <= self._trials.left_ms(bound_ms)
+
+    def _may_hint(self, found: dict[Mode, ModeCost]) -> bool:
+        """Whether hints promise a little, which is enough because the target waits for none of them."""
+        promises = found[Mode.HINTING].ms_per_token <= PROMISE * found[Mode.CLOUD].ms_per_token
+        return promises and not self._trials.is_resting(Mode.HINTING)
 
     def _costs(self, found: dict[Mode, ModeCost]) -> dict[Mode, float]:
         """Milliseconds per token of each mode, by all that was predicted and measured."""
         costs = {mode: self._trials.corrected(mode, one.ms_per_token) for mode, one in found.items()}
-        return costs | {Mode.CLOUD: self._own.ms_per_token or costs[Mode.CLOUD]}
+        own = costs[Mode.CLOUD] = self._own.ms_per_token or costs[Mode.CLOUD]
+        costs[Mode.HINTING] = min(costs[Mode.HINTING], own)
+        return costs
 
     def _note_pace(self, found: dict[Mode, ModeCost]) -> None:
         """Corrects the prediction for the present mode by its pace."""
@@ -271,13 +317,17 @@ class Controller:
 
     def _is_too_slow(self) -> bool:
         """Whether the present mode proved slower than allowed; such a mode rests."""
-        mode, bound_ms, measured = self.decision.mode, self._bound_ms(), self._pace.ms_per_token
+        mode, measured = self.decision.mode, self._pace.ms_per_token
+        bound_ms = self._bound_ms()
         if self._fixed is not None or mode is Mode.CLOUD or not bound_ms or measured is None:
             return False
-        if measured <= bound_ms or (measured <= TOLERANCE * bound_ms and self._trials.left_ms(bound_ms) > 0):
-            return False
-        self._trials.failed(mode, self._tokens - self._since)
-        return True
+        if mode is Mode.HINTING:  # what hints gain comes in rare long runs, so the latest tokens say little
+            slow = self._trials.hints_lose(bound_ms)
+        else:
+            slow = measured > (TOLERANCE if self._trials.left_ms(bound_ms) > 0 else 1.0) * bound_ms
+        if slow:
+            self._trials.failed(mode, self._tokens - self._since)
+        return slow
 
     def _reason(self, mode: Mode, at: Conditions, costs: dict[Mode, float]) -> str:
         measured = (

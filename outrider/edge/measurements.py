@@ -11,6 +11,8 @@ JITTER_WEIGHT = 0.25
 """Weight of a new deviation in the jitter, as in TCP (RFC 6298)."""
 RECENT = 0.98
 """Factor by which each judged token makes earlier ones count less: some 50 tokens count."""
+CAREFUL = 2.0
+"""Wrong drafted tokens that a careful estimate adds to those that were seen."""
 PRIOR_ACCEPTED, PRIOR_JUDGED = 3.0, 5.0
 """What counts as seen before the first token is judged."""
 
@@ -95,3 +97,8 @@ class Measurements:
     def acceptance(self) -> float:
         """Share of drafted tokens that equalled the target's, 0 to 1."""
         return self.accepted / self.judged
+
+    @property
+    def careful_acceptance(self) -> float:
+        """The same share with `CAREFUL` more wrong tokens, for modes in which a wrong one costs much."""
+        return self.accepted / (self.judged + CAREFUL)

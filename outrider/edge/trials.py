@@ -14,6 +14,7 @@ Pure: knows tokens and milliseconds, no clock.
 from dataclasses import dataclass
 
 from outrider.edge.latency_model import Mode
+from outrider.edge.measurements import TokenPace
 
 SHARE = 0.03
 """Share of the time that trials may lose."""
@@ -21,6 +22,14 @@ HORIZON = 256
 """Tokens whose share the allowance is at first, and the most that good modes add to the allowance."""
 FIRST_REST = 64
 """Tokens for which a mode rests after it proved too slow; doubled each further time."""
+HINTS_MAY_LOSE = 8
+"""Tokens' time that hints may lose before they rest."""
+HINTS_MAY_SAVE = 64
+"""Tokens' time that hints have saved and may lose again, at most."""
+PROBES = 0.02
+"""Share of the time that measurements of the cloud's own pace may cost while a device saves time."""
+KNOWN = 256
+"""Tokens for which the cloud's own pace is known at least, once it was measured."""
 LONGEST_REST = 4096
 """The longest rest of a mode, in tokens."""
 FIRST_PAUSE = 32
@@ -49,6 +58,10 @@ class ModeTrials:
         self._corrections: dict[Mode, float] = {}
         self._rests: dict[Mode, ModeRest] = {}
         self._pause = FIRST_PAUSE
+        self.device_pace = TokenPace()
+        """The pace in all modes in which the device drafts."""
+        self._hints_lost_ms = 0.0
+        self._cloud_at: int | None = None  # number of tokens at which the cloud's own pace was measured last
         self._measure_at = 0  # number of tokens at which an unused device drafts again
 
     def begin(self) -> None:
@@ -59,6 +72,29 @@ class ModeTrials:
         """Adds tokens and the time that they took beyond `bound_ms` each; below 0: time that they saved."""
         self._tokens += tokens
         self._lost_ms = max(self._lost_ms + lost_ms, -SHARE * bound_ms * HORIZON)
+
+    def measured_cloud(self) -> None:
+        """Notes that the cloud's own pace was measured just now."""
+        self._cloud_at = self._tokens
+
+    def knows_cloud(self, own_ms: float, probe: int) -> bool:
+        """Whether the cloud's own pace needs no new measurement over `probe` tokens.
+
+        Args:
+            own_ms: that pace, in ms per token, as it was measured last.
+        """
+        if self._cloud_at is None:
+            return False
+        loses = probe * max(0.0, own_ms / (self.device_pace.ms_per_token or own_ms) - 1) if own_ms else 0.0
+        return self._tokens - self._cloud_at < max(KNOWN, loses / PROBES)
+
+    def hinted(self, lost_ms: float, own_ms: float) -> None:
+        """Adds the time that tokens with hints took beyond the cloud's own; below 0: time that they saved."""
+        self._hints_lost_ms = max(self._hints_lost_ms + lost_ms, -HINTS_MAY_SAVE * own_ms)
+
+    def hints_lose(self, own_ms: float) -> bool:
+        """Whether hints have lost more than they may."""
+        return self._hints_lost_ms > HINTS_MAY_LOSE * own_ms
 
     def used(self) -> None:
         """Notes that the device drafts in a mode; once unused, it is measured often again."""
@@ -85,12 +121,18 @@ class ModeTrials:
         """Corrects later predictions for the mode."""
         self._corrections[mode] = ms_per_token / predicted_ms
 
+    def has_measured(self, mode: Mode) -> bool:
+        """Whether a prediction for the mode is corrected by what was measured."""
+        return mode in self._corrections
+
     def failed(self, mode: Mode, after: int) -> None:
         """Has the mode rest, because it proved too slow `after` so many tokens."""
         last = self._rests.get(mode)
         doubles = last is not None and after < last.length  # else the mode paid for a while
         length = min(2 * last.length, LONGEST_REST) if last is not None and doubles else FIRST_REST
         self._rests[mode] = ModeRest(self._tokens + length, length)
+        if mode is Mode.HINTING:
+            self._hints_lost_ms = 0.0
         self._corrections.pop(mode, None)  # behind the rest the plain prediction counts again
 
     def is_resting(self, mode: Mode) -> bool:

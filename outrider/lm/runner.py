@@ -46,6 +46,7 @@ from outrider.lm.outcome import MOST_TOP, HostOutcome, Outcome, OutcomeWants, Tr
 from outrider.lm.parallel.rank_group import RankGroup
 from outrider.lm.plan import PassPlan, SequenceRows, kept_rows, rows_asked
 from outrider.lm.profile import FastProfile, Profile
+from outrider.lm.step_profile import StepProfile
 from outrider.lm.weight_only.packing import WeightDtype
 from outrider.lm.weight_only.profile import profile_of
 from speculative.errors import InvalidRequest, ModelRefused
@@ -282,6 +283,10 @@ class PackedLM:
             if beside is not None:
                 beside.close()
 
+    def take_profile(self) -> StepProfile | None:
+        """What compiled passes take, if they became compiled since this was asked last."""
+        return None if self.compiled is None else self.compiled.take_profile()
+
     def take_compiled(self) -> None:
         """Runs compiled passes from now on if they have become ready."""
         if self.compiler is not None and (ready := self.compiler.take()) is not None:
@@ -350,17 +355,11 @@ class PackedLM:
         if self.digester is None:
             computed = self._pass(sequences)
             return HostOutcome(computed.logits, computed.features)
-        asks = Asks.of(rows_asked(sequences), self.digester.capacity, self._wants.top)
+        capacity = self.digester.capacity
+        asks = Asks.of(rows_asked(sequences), capacity, self._wants.top)
         computed = self._pass(sequences, asks)
-        down = computed.digests
-        outcome = DeviceOutcome(
-            computed.logits,
-            computed.features,
-            None if down is None else down.numpy(),
-            asks,
-            self.digester.capacity,
-            self.transfers,
-        )
+        down = None if computed.digests is None else computed.digests.numpy()
+        outcome = DeviceOutcome(computed.logits, computed.features, down, asks, capacity, self.transfers)
         self._gone = outcome.expire
         return outcome
 

@@ -73,7 +73,44 @@ def test_economy_begins_the_next_request_with_the_device() -> None:
     assert second.decision.wait_ms >= FAR.rtt_ms
     assert second.history == [(0, second.decision)]
     hasty = Controller(Preference.LATENCY, seen, trials=trials)
-    assert hasty.decision.mode is Mode.CLOUD, "where time counts, the pace is measured anew"
+    assert hasty.decision.mode is Mode.CLOUD, "from so far away nothing saves time"
+
+
+def test_where_time_counts_a_request_begins_with_hints_once_the_clouds_pace_is_known() -> None:
+    trials, seen = ModeTrials(), measured(NEAR)
+    first = Controller(Preference.LATENCY, seen, trials=trials)
+    assert first.decision.mode is Mode.CLOUD
+    run(first, as_modelled(NEAR), 100)
+    second = Controller(Preference.LATENCY, seen, trials=trials)
+    assert second.decision.mode is Mode.HINTING
+    assert second.decision.wait_ms == 0, "no round waits before this text has shown what it is like"
+    assert Controller(Preference.BALANCED, seen, trials=trials).decision.mode is Mode.CLOUD
+
+
+def test_hints_are_tried_for_the_least_gain_and_rest_only_once_they_have_lost_time() -> None:
+    at = Conditions(0.87, 0.9, 4.4, 50.0)
+    promised = predict(Mode.HINTING, at, 4).ms_per_token
+    assert 0.9 * at.own_ms < promised < at.own_ms, "less than a mode that waits has to promise"
+    controller = Controller(Preference.LATENCY, measured(at))
+    run(controller, as_modelled(at), PROBE)
+    assert controller.decision.mode is Mode.HINTING
+    for took_ms in [1.2 * at.own_ms] * 30 + [0.0] * 20:  # a long run of right drafts comes at once
+        controller.committed(1, took_ms)
+    assert controller.decision.mode is Mode.HINTING
+    run(controller, lambda _: 1.2 * at.own_ms, 200)
+    assert [decision.mode for _, decision in controller.history[:3]] == [Mode.CLOUD, Mode.HINTING, Mode.CLOUD]
+
+
+def test_the_clouds_own_pace_is_measured_anew_at_a_fiftieth_of_the_time() -> None:
+    trials, seen = ModeTrials(), measured(NEAR)
+    cloud = 0
+    for _ in range(40):  # requests
+        controller = Controller(Preference.LATENCY, seen, trials=trials)
+        for _ in range(128):
+            mode = controller.decision.mode
+            cloud += mode is Mode.CLOUD
+            controller.committed(1, 20.0 if mode is Mode.CLOUD else 10.0)
+    assert 2 * PROBE <= cloud <= 0.03 * 40 * 128
 
 
 def test_economy_may_always_take_the_time_that_people_read_in() -> None:

@@ -26,11 +26,12 @@ from outrider.lm.compiled.package import CompiledRunner, PassPackage, panel_widt
 from outrider.lm.compiled.panels import constants_of, inlined, own_constants
 from outrider.lm.compiled.row_kernel import use_row_kernel
 from outrider.lm.kv.blocks import BLOCK
-from outrider.lm.kv.pool import SlotPool
+from outrider.lm.kv.pool import KVLayout, SlotPool
 from outrider.lm.kv.table import SlotTable
 from outrider.lm.linear import PackedLinear
 from outrider.lm.outcome import HostOutcome
 from outrider.lm.plan import PassPlan, SequenceRows
+from outrider.lm.step_profile import profile_steps
 from speculative.errors import ModelRefused
 
 if TYPE_CHECKING:
@@ -181,12 +182,15 @@ class PassCompiler:
         self._require_open()
         constants = constants_of(self._lm.model, panel_width(folder))
         self._require_open()
-        package = PassPackage(folder, constants)
+        package, layout = PassPackage(folder, constants), self._lm.pool.layout
         try:
-            self._trial.verify(_PackagedLM(self._lm, package, self._require_open))
+            # The trial's logits are those of the model's own forward, which knows no int8.
+            floats = replace(layout, int8=False)
+            self._trial.verify(_PackagedLM(self._lm, package, floats, self._require_open))
         except ModelRefused as error:
             raise CompileFailed(f"compiled passes are wrong: {error}") from error
-        return CompiledRunner(package, self._lm.pool)
+        profiled = _PackagedLM(self._lm, package, layout, self._require_open)
+        return CompiledRunner(package, self._lm.pool, profile_steps(profiled))
 
     def _require_open(self) -> None:
         """Raises CompileFailed once the compiler is closed; called between two stages of loading."""
@@ -214,25 +218,28 @@ def check_compilable(lm: "PackedLM") -> None:
 
 
 class _PackagedLM:
-    """A package as the check at load runs it: passes over a pool of its own, beside a serving model.
+    """A package as it is checked and profiled: passes over a pool of its own, beside a serving model."""
 
-    The pool holds floats, because the check compares with the model's own forward. The kernel reads int8 with
-    the same package.
-    """
-
-    def __init__(self, lm: "PackedLM", package: PassPackage, require_open: Callable[[], None]) -> None:
+    def __init__(
+        self, lm: "PackedLM", package: PassPackage, layout: KVLayout, require_open: Callable[[], None]
+    ) -> None:
         self.model = lm.model
         self.model_type = lm.model_type
         self.forward_calls = 0
         self.rows = 0
-        floats = replace(lm.pool.layout, int8=False)
-        self._pool = SlotPool(floats, max_slots=64 * lm.max_length, initial_slots=BLOCK)
-        self._runner = CompiledRunner(package, self._pool)
+        self.max_length = lm.max_length
+        self.pool = SlotPool(layout, max_slots=64 * lm.max_length, initial_slots=BLOCK)
+        self._runner = CompiledRunner(package, self.pool)
         self._require_open = require_open
+
+    @property
+    def passes(self) -> str:
+        """``compiled``."""
+        return "compiled"
 
     def table(self) -> SlotTable:
         """A slot table for a new session."""
-        return SlotTable(self._pool)
+        return SlotTable(self.pool)
 
     def release(self, table: SlotTable) -> None:
         """Returns a session's slots."""
@@ -242,7 +249,7 @@ class _PackagedLM:
     def forward(self, sequences: Sequence[SequenceRows]) -> HostOutcome:
         """One compiled pass; see `PackedLM.forward`. Raises CompileFailed once the compiler is closed."""
         self._require_open()
-        plan = PassPlan(sequences, self._pool, torch.float32)
+        plan = PassPlan(sequences, self.pool, torch.float32)
         computed = self._runner.forward(plan, plan.ids(sequences), plan.wanted(sequences))
         plan.keep_nodes()
         return HostOutcome(computed.logits)
