@@ -135,6 +135,7 @@ def test_a_machine_without_a_compiler_is_named(
 def test_a_compiler_that_fails_is_named(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    kernel._load_once.cache_clear()
     (tmp_path / "g++").symlink_to("/bin/false")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InvalidRequest, match=r"weight_dtype = int8: the kernel .* cannot be compiled"):
