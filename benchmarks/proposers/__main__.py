@@ -19,6 +19,7 @@ from benchmarks.shared.envelope import MODELS, command_line, print_result, setti
 from benchmarks.shared.heldout import load_prompts
 from outrider.lm.heads.config import HeadConfig
 from outrider.lm.heads.published import head_class
+from outrider.runtime.settings import default_cache_dir
 from training.heads.frozen import FrozenTarget
 from verifier_service.engine.step_cost import StepCostModel
 from verifier_service.proposers import BATCHED_PROPOSERS
@@ -46,7 +47,8 @@ def engines_of(settings: argparse.Namespace) -> dict[str, MeteredEngine]:
             budget=settings.budget,
             threads=1,
             kv_mb=256,
-            cache_dir=None,
+            passes=settings.passes,
+            cache_dir=default_cache_dir() if settings.passes == "compiled" else None,
         )
         return MeteredEngine(made, sources, settings.nodes, costs)
 
@@ -159,6 +161,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, default=16, help="most drafted nodes of a stream in a round")
     parser.add_argument(
         "--budget", choices=("adaptive", "fixed"), default="adaptive", help="as `--budget` of the verifier"
+    )
+    parser.add_argument(
+        "--passes",
+        choices=("eager", "compiled"),
+        default="eager",
+        help="passes of the target, of heads and of the small model, as `--passes` of the verifier",
     )
     parser.add_argument("--repeats", type=int, default=2, help="repeats of every method on every prompt")
     parser.add_argument(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -166,12 +167,9 @@ class MeteredEngine:
         proposers: Mapping[str, BatchedProposer] | None = None,
     ) -> None:
         self._sources, self._node_limit = tuple(sources), node_limit
+        if settings.passes != "compiled":
+            settings = replace(settings, passes="eager")  # nothing is compiled beside a measurement
         self._target = load_target(settings)
-        is_adaptive = settings.budget == "adaptive"
-        # A fixed budget knows no costs: proposers then draft as deep as they can, and none rests.
-        measured = costs or (_measured(self._target) if is_adaptive else StepCostModel())
-        self.costs = deepcopy(measured)
-        """What steps take: measured at first, then learnt from steps."""
         if proposers is None:
             proposers = {name: plan.make(self._target) for name, plan in plan_proposers(settings).items()}
         self._timed = {name: TimedProposer(proposer) for name, proposer in proposers.items()}
@@ -179,6 +177,11 @@ class MeteredEngine:
         self._target.wants = OutcomeWants(needs.tops, needs.layers)
         if settings.passes == "compiled":
             self._target.compile_passes("compiled", settings.cache_dir)
+        is_adaptive = settings.budget == "adaptive"
+        # A fixed budget knows no costs: proposers then draft as deep as they can, and none rests.
+        measured = costs or (_measured(self._target) if is_adaptive else StepCostModel())
+        self.costs = deepcopy(measured)
+        """What steps take: measured at first, then learnt from steps."""
         limits = EngineLimits(wait_ms_most=0.0, reuse_prefixes=False, adaptive=is_adaptive, lease_s=0.0)
         self._meter = ThreadMeter(self.costs if is_adaptive else None)
         cache = KVCache(self._target.pool, False, 0.0)

@@ -35,6 +35,11 @@ class LibraryBuilder:
         if self._thread.is_alive():
             self._thread.join()
 
+    def wait(self) -> None:
+        """Waits until the library is used or cannot be had; `close`, from another thread, ends the wait."""
+        if self._thread.is_alive():
+            self._thread.join()
+
     def _build(self) -> None:
         if self._cache_dir is not None:
             self._use(self._cache_dir, self._stop.is_set, True)

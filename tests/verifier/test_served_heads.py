@@ -10,6 +10,7 @@ import torch
 from harness import serving
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from outrider.lm.compiled.head_kernel import CompiledHead
 from outrider.lm.heads.eagle import EagleHead
 from outrider.lm.heads.look_ahead import LookAheadEmbeddings
 from outrider.lm.heads.medusa import MedusaHeads
@@ -18,6 +19,7 @@ from outrider.lm.heads.target_parts import TargetParts
 from outrider.lm.runner import PackedLM
 from speculative.errors import InvalidRequest, OutriderError
 from speculative.params import SamplingParams
+from tests.lm.compiled_heads import kernel_folder
 from tests.lm.random_heads import shaken
 from verifier_service.loading import load_target
 from verifier_service.proposers.planning import ADVICE, plan_proposers
@@ -68,6 +70,31 @@ async def test_ids_with_heads_equal_ids_without_and_usage_names_the_heads(
             *(verifier.generate(prompt, params=params, new=NEW, sources=sources) for prompt in PROMPTS)
         )
         assert [answer.ids for answer in together] == [plain.ids for plain in expected]
+        assert verifier.metric("proposers_muted") == 0
+
+
+async def test_a_compiled_head_is_served_as_an_eager_one_is(
+    tiny_llama: Path, heads: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    levels: list[int] = []
+    level = CompiledHead.level
+
+    def counted(head: CompiledHead, planes: Any, drafts: Any) -> Any:
+        levels.append(len(drafts))
+        return level(head, planes, drafts)
+
+    monkeypatch.setattr(CompiledHead, "level", counted)
+    monkeypatch.setattr(PackedLM, "compile_passes", lambda *given: None)  # which takes a minute
+    settings = {"model": str(tiny_llama), "heads": f"mine={heads / 'eagle'}", "cache_dir": kernel_folder()}
+    compiled = load_target(VerifierSettings(**settings))
+    async with serving(compiled, budget="fixed", passes="auto", **settings) as verifier:
+        for params in (GREEDY, SAMPLED, SamplingParams(temperature=0.9, repetition_penalty=1.2)):
+            for prompt in PROMPTS:
+                plain = await verifier.generate(prompt, params=params, new=NEW)
+                drafted = await verifier.generate(prompt, params=params, new=NEW, sources=[("mine", "")])
+                assert drafted.ids == plain.ids
+                assert drafted.usage.drafted_by_source
+        assert len(levels) > len(PROMPTS)
         assert verifier.metric("proposers_muted") == 0
 
 

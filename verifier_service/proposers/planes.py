@@ -39,7 +39,7 @@ class ProposerPlanes:
             values: one tensor per plane, [heads, rows, width].
         """
         (slots,) = transfer.indices([_slots(runs)], self._pool.layout.device)
-        for plane, rows in zip(self._own(), values, strict=True):
+        for plane, rows in zip(self.tensors(), values, strict=True):
             plane.index_copy_(1, slots, rows.to(plane.dtype))
 
     def read(self, runs: Sequence[Run]) -> list[Tensor]:
@@ -47,11 +47,11 @@ class ProposerPlanes:
 
         There is at least one run; a single one gives views, which are valid until the next pass.
         """
-        parts = [[plane[:, low:high] for low, high in runs] for plane in self._own()]
+        parts = [[plane[:, low:high] for low, high in runs] for plane in self.tensors()]
         return [found[0] if len(found) == 1 else torch.cat(found, 1) for found in parts]
 
-    def _own(self) -> Sequence[Tensor]:
-        # Asked for each time: the pool moves its planes when it grows.
+    def tensors(self) -> Sequence[Tensor]:
+        """The planes, [heads, slots, width] each; ask for each pass anew, as a pool that grows moves them."""
         return self._pool.planes()[self._first : self._first + self._count]
 
 
@@ -96,15 +96,14 @@ class LastFeatures:
         """Keeps what the next pass needs of `features`, [layers, rows, width], which go with this pass."""
         ends, blocks, handles = [], [], []
         for entry in kept:
-            handles.append((entry.handle, entry.first + len(entry.rows) - 1, entry.rows[-1]))
-            slots = _slots(entry.runs)
-            for at, row in enumerate(entry.rows):
-                if (entry.first + at + 1) % BLOCK == 0:
-                    ends.append(row)
+            behind = entry.first + len(entry.rows)
+            handles.append((entry.handle, behind - 1, entry.rows[-1]))
+            if behind // BLOCK > entry.first // BLOCK:
+                slots = _slots(entry.runs)
+                for at in range(BLOCK - 1 - entry.first % BLOCK, len(entry.rows), BLOCK):
+                    ends.append(entry.rows[at])
                     blocks.append(slots[at] // BLOCK)
-        rows = [row for *_, row in handles] + ends
-        (there,) = transfer.indices([rows], features.device)
-        found = features.index_select(1, there)
+        found = _selected(features, [row for *_, row in handles] + ends)
         if found.dtype != self._pool.layout.dtype:
             found = found.to(self._pool.layout.dtype)
         for (handle, position, _), last in zip(handles, found.unbind(1), strict=False):
@@ -115,6 +114,14 @@ class LastFeatures:
     def keep_only(self, handles: Container[int]) -> None:
         """Forgets the sessions that are not among these handles."""
         self._last = {handle: last for handle, last in self._last.items() if handle in handles}
+
+
+def _selected(features: Tensor, rows: list[int]) -> Tensor:
+    """A copy of some rows, [layers, rows, width]."""
+    if len(rows) == 1:  # the usual step of a single session: an index would take three times as long
+        return features.narrow(1, rows[0], 1).clone()
+    (there,) = transfer.indices([rows], features.device)
+    return features.index_select(1, there)
 
 
 def _slots(runs: Iterable[Run]) -> list[int]:

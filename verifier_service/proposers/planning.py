@@ -60,7 +60,10 @@ def _configured(settings: VerifierSettings) -> Iterable[tuple[tuple[dict[str, st
     for text in settings.heads:
         name, checkpoint = named_head(text)
         kind = _kind_of(checkpoint)
-        yield (HEAD_PROPOSERS, kind), ProposerConfig(name or kind, model, checkpoint, ranks)
+        yield (
+            (HEAD_PROPOSERS, kind),
+            ProposerConfig(name or kind, model, checkpoint, ranks, settings.passes, settings.cache_dir),
+        )
 
 
 def _kind_of(checkpoint: str) -> str:

@@ -8,7 +8,7 @@
     word 3 + i      where the depths of session i's nodes are
 
 A run is two words, its first slot and the slot behind its last. A mask has a bit for each node that the row
-sees. `slot_attention.hpp` reads the same layout. Pure but for addresses.
+sees. `kernels.cpp` reads the same layout. Pure but for addresses.
 """
 
 from collections.abc import Sequence

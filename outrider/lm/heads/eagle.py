@@ -12,6 +12,7 @@ from outrider.lm.features import LAST
 from outrider.lm.heads.config import HeadConfig, HeadNeeds
 from outrider.lm.heads.layer import PLAIN, HeadLayer, LayerOptions
 from outrider.lm.heads.pair_head import PairHead, Pairs
+from outrider.lm.heads.parts import HeadParts
 from outrider.lm.heads.target_parts import TargetParts, TargetShape
 
 
@@ -65,6 +66,18 @@ class EagleHead(PairHead):
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of the target's LM head on expected hidden states."""
         return self._target.lm_head(self.pre_lm_head_layernorm(hidden) if self._normed else hidden)
+
+    def parts(self) -> HeadParts:
+        """What a compiled pass computes with."""
+        return HeadParts(
+            self._target.embed,
+            self.layer,
+            self._target.lm_head,
+            token_norm=self.embedding_layernorm if self._normed else None,
+            projection=self.fc,
+            input_norm=self.layer.input_layernorm if self._options.input_norm else None,
+            logits_norm=self.pre_lm_head_layernorm if self._normed else None,
+        )
 
     def config(self) -> dict[str, Any]:
         """Contents of config.json."""

@@ -15,6 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from outrider.lm.heads.config import HeadConfig, HeadNeeds
 from outrider.lm.heads.layer import PLAIN, HeadLayer, LayerOptions
 from outrider.lm.heads.pair_head import PairHead, Pairs
+from outrider.lm.heads.parts import HeadParts
 from outrider.lm.heads.target_parts import TargetParts, TargetShape
 
 
@@ -107,6 +108,22 @@ class Eagle3Head(PairHead):
             return found
         whole = found.new_full((*found.shape[:-1], self._target.shape.vocabulary_size), float("-inf"))
         return whole.index_copy(-1, ids, found)
+
+    def parts(self) -> HeadParts:
+        """What a compiled pass computes with."""
+        options = self._options
+        return HeadParts(
+            self.embed_tokens if options.own_embeddings else self._target.embed,
+            self.layer,
+            self.lm_head,
+            fusion_norm=self.input_norm if options.norm_before_fusion else None,
+            fusion=self.fc,
+            token_norm=self.input_layernorm,
+            hidden_norm=self.hidden_norm,
+            adds_normed=options.norm_before_residual,
+            logits_norm=self.norm,
+            drafted_ids=self.drafted_ids,
+        )
 
     def config(self) -> dict[str, Any]:
         """Contents of config.json."""

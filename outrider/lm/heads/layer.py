@@ -62,30 +62,32 @@ class HeadAttention(nn.Module):
         if options.query_norm:
             self.q_norm = LlamaRMSNorm(self.head_dim, config.rms_norm_eps)
             self.k_norm = LlamaRMSNorm(self.head_dim, config.rms_norm_eps)
-        self._normed = options.query_norm
+        self.is_normed = options.query_norm
+        """Whether queries and keys are normalised."""
         with torch.device("cpu"):
             rotary = LlamaRotaryEmbedding(config)
-        self._frequencies: Tensor = rotary.inv_freq.float()
-        self._scale = float(rotary.attention_scaling)
+        self.frequencies: Tensor = rotary.inv_freq.float()
+        """Angles of two neighbouring positions, ``[head_dim / 2]``."""
+        self.rotary_scale = float(rotary.attention_scaling)
 
     def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines of positions, ``[rows]``, each ``[rows, head_dim]``."""
-        if self._frequencies.device != positions.device:
-            self._frequencies = self._frequencies.to(positions.device)
-        angles = positions.float()[:, None] * self._frequencies
+        if self.frequencies.device != positions.device:
+            self.frequencies = self.frequencies.to(positions.device)
+        angles = positions.float()[:, None] * self.frequencies
         angles = torch.cat((angles, angles), -1)
         dtype = self.q_proj.weight.dtype
-        return (angles.cos() * self._scale).to(dtype), (angles.sin() * self._scale).to(dtype)
+        return (angles.cos() * self.rotary_scale).to(dtype), (angles.sin() * self.rotary_scale).to(dtype)
 
     def queries(self, rows: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """Rotated queries, ``[..., heads, rows, head_dim]``, of ``[..., rows, width]``."""
         found = self._by_head(self.q_proj(rows))
-        return _rotated(self.q_norm(found) if self._normed else found, rotation)
+        return _rotated(self.q_norm(found) if self.is_normed else found, rotation)
 
     def keys_values(self, rows: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Rotated keys, and values, ``[..., kv_heads, rows, head_dim]``, of ``[..., rows, width]``."""
         found = self._by_head(self.k_proj(rows))
-        keys = _rotated(self.k_norm(found) if self._normed else found, rotation)
+        keys = _rotated(self.k_norm(found) if self.is_normed else found, rotation)
         return keys, self._by_head(self.v_proj(rows))
 
     def _by_head(self, rows: Tensor) -> Tensor:
@@ -102,6 +104,7 @@ class GatedMLP(nn.Module):
         self.gate_proj = nn.Linear(width, inner, bias=bias)
         self.up_proj = nn.Linear(width, inner, bias=bias)
         self.down_proj = nn.Linear(inner, width, bias=bias)
+        self.activation = str(config.hidden_act)
         self._activate = ACT2FN[config.hidden_act]
 
     def forward(self, rows: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from outrider.lm.features import LAST
 from outrider.lm.heads.config import HeadConfig, HeadNeeds
 from outrider.lm.heads.layer import HeadLayer, LayerOptions
 from outrider.lm.heads.pair_head import PairHead, Pairs
+from outrider.lm.heads.parts import HeadParts
 from outrider.lm.heads.target_parts import TargetParts, TargetShape
 
 
@@ -61,6 +62,19 @@ class PredictionModule(PairHead):
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of the target's LM head on expected hidden states."""
         return self._target.lm_head(hidden)
+
+    def parts(self) -> HeadParts:
+        """What a compiled pass computes with."""
+        return HeadParts(
+            self._target.embed,
+            self.layer,
+            self._target.lm_head,
+            token_norm=self.token_layernorm,
+            hidden_norm=self.hidden_layernorm,
+            projection=self.input_proj,
+            input_norm=self.layer.input_layernorm,
+            final_norm=self.final_layernorm,
+        )
 
     def config(self) -> dict[str, Any]:
         """Contents of config.json."""

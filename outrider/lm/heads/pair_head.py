@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.lm.heads.layer import HeadLayer, attend
+from outrider.lm.heads.parts import HeadParts
 
 
 class Pairs(NamedTuple):
@@ -39,6 +40,10 @@ class PairHead(nn.Module, ABC):
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits over the target's vocabulary, ``[..., rows, V]``; -inf for ids that are never drafted."""
+
+    @abstractmethod
+    def parts(self) -> HeadParts:
+        """What a compiled pass computes with."""
 
     def finish(self, pairs: Pairs, attended: Tensor) -> Tensor:
         """Expected hidden states of pairs, ``[..., rows, hidden]``, from what attention gave."""

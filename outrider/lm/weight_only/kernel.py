@@ -10,24 +10,13 @@ from pathlib import Path
 
 import torch
 
-from outrider.compiling.library import LibrarySource
 from outrider.compiling.store import CompileFailed
 from outrider.compiling.toolchain import processor_flags
+from outrider.lm.compiled.torch_library import torch_library
 from outrider.lm.weight_only.packing import PackedWeight
 from speculative.errors import InvalidRequest
 
-_COMPILED = Path(__file__).parent.parent / "compiled"
-_TORCH = Path(torch.__file__).parent
-_LIBRARY = LibrarySource(
-    sources=(_COMPILED / "weight_only_kernel.cpp", _COMPILED / "panel_product.hpp"),
-    flags=(
-        *("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-Wno-psabi"),
-        f"-DOUTRIDER_TORCH={torch.__version__}",  # another torch has other headers: compile again
-        *(f"-I{_TORCH / 'include'}", f"-L{_TORCH / 'lib'}"),
-        *("-Wl,--no-as-needed", "-ltorch_cpu"),  # named before the source that calls it
-    ),
-    name="weight_only_kernel.so",
-)
+_LIBRARY = torch_library("weight_only_kernel", "weight_only_kernel.cpp", "panel_product.hpp")
 _INSTRUCTIONS = "avx512f"
 """Instructions that the kernel is measured with: the widening of bfloat16 and int8 to 16 floats at a time."""
 

@@ -1,6 +1,7 @@
 """Heads of random weights: ids equal plain decoding, and drafts are those of a fresh session."""
 
 import random
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from core_driver import GREEDY, SAMPLED
 from head_decoding import HeadDecoding
 
+from outrider.lm.compiled.head_builder import HeadBuilder
 from outrider.lm.heads.config import HeadNeeds
 from outrider.lm.heads.eagle import EagleHead
 from outrider.lm.heads.eagle3 import Eagle3Head
@@ -15,10 +17,12 @@ from outrider.lm.heads.hydra import HydraHeads, HydraSizes
 from outrider.lm.heads.layer import LayerOptions
 from outrider.lm.heads.medusa import MedusaHeads
 from outrider.lm.heads.mtp import PredictionModule
+from outrider.lm.heads.pair_head import PairHead
 from outrider.lm.heads.target_parts import TargetParts
 from outrider.lm.kv.blocks import BLOCK
 from outrider.lm.runner import PackedLM
 from speculative.params import SamplingParams
+from tests.lm.compiled_heads import LAYOUTS, compiled, random_head
 from tests.lm.families import VOCABULARY
 from tests.lm.random_heads import LAYER, TARGET, shaken
 from verifier_service.proposers.batched import BatchedProposer, ProposerNeeds
@@ -85,13 +89,38 @@ MAKERS = {
     "eagle3": eagle3,
     "mtp": mtp,
 }
+COMPILED = [f"compiled {layout}" for layout in LAYOUTS]
+"""Heads whose passes the kernel computes; their drafts are compared with those of the eager head."""
 
 
 def decoding(kind: str, **limits: Any) -> HeadDecoding:
-    return HeadDecoding(MAKERS[kind], NEEDS.get(kind, NEEDS["eagle"]), **limits)
+    if kind not in COMPILED:
+        return HeadDecoding(MAKERS[kind], NEEDS.get(kind, NEEDS["eagle"]), **limits)
+    layout = kind.removeprefix("compiled ")
+    needs = needs_of(HeadNeeds.of_layer(random_head(layout, TARGET).reads, LAYER))
+
+    def make(lm: PackedLM, is_compiled: bool = True) -> BatchedProposer:
+        head = random_head(layout, TargetParts.of(lm.model))
+        return EagleProposer(head, needs, LIMITS, HasCompiled(head) if is_compiled else None)
+
+    return HeadDecoding(make, needs, fresh=partial(make, is_compiled=False), **limits)
 
 
-@pytest.mark.parametrize("kind", MAKERS)
+class HasCompiled(HeadBuilder):
+    """A builder that has already built."""
+
+    def __init__(self, head: PairHead) -> None:
+        super().__init__(head, VOCABULARY, None)
+        self.ready = compiled(head)
+
+
+def module_of(proposer: Any) -> Any:
+    """The module of a head's proposer."""
+    known = vars(vars(proposer).get("_passes", proposer))
+    return known.get("_head") or known["_heads"]
+
+
+@pytest.mark.parametrize("kind", [*MAKERS, *COMPILED])
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALISED], ids=["greedy", "sampled", "penalised"])
 def test_through_chunks_of_a_prompt_commits_and_wrong_branches_in_a_batch(
     kind: str, params: SamplingParams
@@ -112,7 +141,7 @@ def test_through_chunks_of_a_prompt_commits_and_wrong_branches_in_a_batch(
         served.check(*sessions)
 
 
-@pytest.mark.parametrize("kind", ["hydra with prefix", "eagle", "eagle3", "mtp"])
+@pytest.mark.parametrize("kind", ["hydra with prefix", "eagle", "eagle3", "mtp", *COMPILED])
 def test_behind_a_prompt_of_one_token_beside_longer_ones(kind: str) -> None:
     served = decoding(kind, prefill_chunk=7)
     sessions = [served.open(prompt, 12) for prompt in (PROMPT, PROMPT[3:], (1, 2, 3), (7,))]
@@ -121,7 +150,7 @@ def test_behind_a_prompt_of_one_token_beside_longer_ones(kind: str) -> None:
     served.check(*sessions)
 
 
-@pytest.mark.parametrize("kind", ["hydra with prefix", "eagle", "eagle3", "mtp"])
+@pytest.mark.parametrize("kind", ["hydra with prefix", "eagle", "eagle3", "mtp", *COMPILED])
 def test_behind_a_prefix_found_again_whose_next_id_is_another(kind: str) -> None:
     served = decoding(kind)
     first = served.open(PROMPT, 8)
@@ -132,7 +161,7 @@ def test_behind_a_prefix_found_again_whose_next_id_is_another(kind: str) -> None
     served.check(first, *others)
 
 
-@pytest.mark.parametrize("kind", ["hydra with prefix", "eagle"])
+@pytest.mark.parametrize("kind", ["hydra with prefix", "eagle", *COMPILED])
 def test_in_blocks_that_a_session_without_the_head_has_filled(kind: str) -> None:
     served = decoding(kind)
     without = served.open(PROMPT, 2, sources=())
@@ -143,7 +172,7 @@ def test_in_blocks_that_a_session_without_the_head_has_filled(kind: str) -> None
     served.check(without, *named)
 
 
-@pytest.mark.parametrize("kind", ["hydra with prefix", "eagle"])
+@pytest.mark.parametrize("kind", ["hydra with prefix", "eagle", *COMPILED])
 def test_after_a_preemption(kind: str) -> None:
     served = decoding(kind, blocks=12, prefill_chunk=20)
     prompts = [tuple(random.Random(seed).choices(range(VOCABULARY), k=20)) for seed in range(4)]
@@ -154,7 +183,7 @@ def test_after_a_preemption(kind: str) -> None:
     served.check(*sessions)
 
 
-@pytest.mark.parametrize("kind", ["hydra with prefix", "eagle", "eagle3"])
+@pytest.mark.parametrize("kind", ["hydra with prefix", "eagle", "eagle3", *COMPILED])
 def test_after_a_takeover(kind: str) -> None:
     served = decoding(kind)
     first = served.open(PROMPT)
@@ -168,10 +197,27 @@ def test_after_a_takeover(kind: str) -> None:
     served.check(second)
 
 
+def test_a_head_whose_passes_become_compiled_amid_a_session_goes_on_with_the_pairs_that_it_has() -> None:
+    builders: list[HeadBuilder] = []
+
+    def make(lm: PackedLM) -> BatchedProposer:
+        head = random_head("eagle", TargetParts.of(lm.model))
+        builders.append(HeadBuilder(head, VOCABULARY, None))
+        return EagleProposer(head, NEEDS["eagle"], LIMITS, builders[-1])
+
+    served = HeadDecoding(make, NEEDS["eagle"], prefill_chunk=7)
+    sessions = [served.open(prompt, 20, SAMPLED, 1) for prompt in (PROMPT, PROMPT[3:], (1, 2, 3))]
+    while len(sessions[0].ids) < len(PROMPT) + 5:
+        served.driver.step()
+    builders[0].ready = compiled(random_head("eagle", TARGET))
+    served.driver.run()
+    served.check(*sessions)
+
+
 @pytest.mark.parametrize(("kind", "call"), [("medusa", 2), ("hydra", 2), ("eagle", 2)])
 def test_a_head_that_raises_amid_a_draft_is_muted_and_costs_its_own_time_alone(kind: str, call: int) -> None:
     served = decoding(kind)
-    module: Any = vars(served.head._proposer).get("_head") or vars(served.head._proposer)["_heads"]
+    module = module_of(served.head._proposer)
     logits, calls = module.logits, iter(range(call))
 
     def failing(*given: Any) -> Any:
@@ -190,7 +236,7 @@ def test_a_head_that_raises_amid_a_draft_is_muted_and_costs_its_own_time_alone(k
 @pytest.mark.parametrize("kind", MAKERS)
 def test_weights_that_are_not_numbers_mute_the_head_and_nothing_else(kind: str) -> None:
     served = decoding(kind)
-    module: Any = vars(served.head._proposer).get("_head") or vars(served.head._proposer)["_heads"]
+    module = module_of(served.head._proposer)
     for weight in module.parameters():
         weight.fill_(float("nan"))
     session = served.open(PROMPT, 8)

@@ -108,16 +108,20 @@ class HalfTruth:
 
 
 class HeadDecoding:
-    """Sessions that a head of `make` drafts for; `make` makes its proposer anew for a target."""
+    """Sessions that a head of `make` drafts for; `make` makes its proposer anew for a target.
+
+    Their drafts are compared with those of fresh sessions, for which `fresh` makes the proposer, else `make`.
+    """
 
     def __init__(
         self,
         make: Callable[[PackedLM], BatchedProposer],
         needs: ProposerNeeds,
         blocks: int = 256,
+        fresh: Callable[[PackedLM], BatchedProposer] | None = None,
         **limits: Any,
     ) -> None:
-        self._make, self._needs = make, needs
+        self._make, self._needs = fresh or make, needs
         target, self._bare = target_for(needs, blocks), target_for(needs)
         self.head = Recorded(make(target))
         self.answers: dict[int, tuple[Ids, list[int]]] = {}

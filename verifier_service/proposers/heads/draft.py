@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.lm.compiled.head_kernel import Ranking
 from speculative.digest import HostDigest
 from speculative.draft import MAX_DRAFT_NODES
 from speculative.level_ranking import WIDEST, Children, level_children
@@ -80,6 +81,14 @@ class HeadSession:
         params, growth = self.session.params, self.growth
         noise = None if params.greedy else self._noise.at(position)
         return level_children(logits, noise, params.temperature, growth.scale, least, growth.children)
+
+    def ranking(self, position: int) -> Ranking | None:
+        """What a compiled head ranks children at a position by; None: it gives logits."""
+        params, growth = self.session.params, self.growth
+        if not self.by_level:
+            return None
+        leads = None if params.greedy else self._noise.at(position).leads
+        return Ranking(leads, params.temperature, growth.scale, growth.children)
 
     def ranker(self) -> ChildRanker:
         """The ranking of tokens that may follow the committed tokens."""
@@ -154,23 +163,35 @@ class HeadDraft:
         Raises:
             EmptySupport: NaN among the logits.
         """
-        above = [1.0 if node == ROOT else self._survival[node] for node in self.frontier]
-        children = self._one_by_one(logits) if self._ranker else self._at_once(logits, above)
+        return self.add(self._one_by_one(logits) if self._ranker else self._at_once(logits))
+
+    def add(self, children: Sequence[Children]) -> DraftLevel | None:
+        """Expands the frontier by the children of each of its nodes; None if no node is likely enough."""
         found = [
             (survival * min(1.0, share), node, token)
-            for node, survival, shares in zip(self.frontier, above, children, strict=True)
+            for node, survival, shares in zip(self.frontier, self._above, children, strict=True)
             for token, share in shares
             if survival * share >= self._session.growth.least
         ]
         found.sort(key=lambda child: (-child[0], child[1], child[2]))
-        return self._add(found)
+        return self._cut(found)
 
-    def _at_once(self, logits: Logits, above: Sequence[float]) -> list[Children]:
-        """Children of all nodes of the frontier, whose own survivals are `above`."""
-        least = [self._session.growth.least / survival for survival in above]
-        if len(logits) == len(above):
+    @property
+    def least_shares(self) -> list[float]:
+        """For each node of the frontier, the probability below which a token is no child."""
+        return [self._session.growth.least / survival for survival in self._above]
+
+    @property
+    def _above(self) -> list[float]:
+        """Survival of each node of the frontier."""
+        return [1.0 if node == ROOT else self._survival[node] for node in self.frontier]
+
+    def _at_once(self, logits: Logits) -> list[Children]:
+        """Children of all nodes of the frontier."""
+        least = self.least_shares
+        if len(logits) == len(least):
             return self._session.level(logits, self.position + 1, least)
-        return self._session.level(logits, self.position + 1, [min(least)]) * len(above)
+        return self._session.level(logits, self.position + 1, [min(least)]) * len(least)
 
     def _one_by_one(self, logits: Logits) -> list[Children]:
         assert self._ranker is not None
@@ -183,7 +204,7 @@ class HeadDraft:
         path = self._path(node) if ranker.reads_path else ()
         return ranker.children(HostDigest(logits), self.position + 1, path)
 
-    def _add(self, found: list[tuple[float, int, int]]) -> DraftLevel | None:
+    def _cut(self, found: list[tuple[float, int, int]]) -> DraftLevel | None:
         """Adds the children that are among the best nodes of the whole draft."""
         room = MAX_DRAFT_NODES - len(self._tokens)
         best = sorted([*self._survival, *(survival for survival, *_ in found)], reverse=True)

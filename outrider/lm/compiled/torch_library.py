@@ -1,0 +1,24 @@
+"""Libraries of this folder's C++ that share torch's threads."""
+
+from pathlib import Path
+
+import torch
+
+from outrider.compiling.library import LibrarySource
+
+_HERE = Path(__file__).parent
+_TORCH = Path(torch.__file__).parent
+
+
+def torch_library(name: str, *sources: str) -> LibrarySource:
+    """A library of sources in this folder, of which the first is compiled."""
+    return LibrarySource(
+        sources=tuple(_HERE / source for source in sources),
+        flags=(
+            *("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-Wno-psabi"),
+            f"-DOUTRIDER_TORCH={torch.__version__}",  # another torch has other headers: compile again
+            *(f"-I{_TORCH / 'include'}", f"-L{_TORCH / 'lib'}"),
+            *("-Wl,--no-as-needed", "-ltorch_cpu"),  # named before the source that calls it
+        ),
+        name=f"{name}.so",
+    )
