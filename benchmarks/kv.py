@@ -5,9 +5,11 @@ turns, prompt by prompt, so that ratios hold on a busy machine. docs/figures.md 
 """
 
 import argparse
+import tempfile
 import time
 from collections.abc import Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.proposers.metered_engine import DecodedStreams, MeteredEngine
@@ -33,7 +35,7 @@ class Arm(NamedTuple):
 ARMS = tuple(Arm(*arm) for arm in product(PROFILES, DTYPES, (False, True)))
 
 
-def engine_of(arm: Arm, flags: argparse.Namespace) -> MeteredEngine:
+def engine_of(arm: Arm, flags: argparse.Namespace, cache_dir: Path) -> MeteredEngine:
     """An engine for the arm, with a target and a pool of its own."""
     settings = VerifierSettings(
         model=flags.target,
@@ -41,12 +43,12 @@ def engine_of(arm: Arm, flags: argparse.Namespace) -> MeteredEngine:
         dtype="float32",
         deterministic=arm.profile == "deterministic",
         kv_dtype="int8" if arm.dtype == "int8" else "auto",
-        passes="eager",
+        passes="eager" if arm.profile == "deterministic" else flags.passes,
         small_model=flags.drafter if arm.drafts else "",
         budget="fixed",
         threads=1,
         kv_mb=64,
-        cache_dir=None,
+        cache_dir=cache_dir,
     )
     return MeteredEngine(settings, SOURCES if arm.drafts else (), flags.nodes if arm.drafts else 0)
 
@@ -79,9 +81,9 @@ def figures(profile: str, dtype: str, runs: dict[Arm, list[DecodedStreams]]) -> 
     }
 
 
-def measure(flags: argparse.Namespace) -> dict[str, Any]:
+def measure(flags: argparse.Namespace, cache_dir: Path) -> dict[str, Any]:
     """All fields of the result except the envelope's."""
-    engines = {arm: engine_of(arm, flags) for arm in ARMS}
+    engines = {arm: engine_of(arm, flags, cache_dir) for arm in ARMS}
     prompts = [ids[-flags.prompt :] for ids in load_prompts(flags.target, flags.prompts)]
     for engine in engines.values():
         engine.decode(prompts[:1], 8, SamplingParams(temperature=0.0), 0)
@@ -96,6 +98,8 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
             profile: {dtype: figures(profile, dtype, runs) for dtype in DTYPES} for profile in PROFILES
         }
     sizes = {dtype: engines[Arm("fast", dtype, False)].slot_bytes for dtype in DTYPES}
+    for engine in engines.values():
+        engine.target.close()
     return {"streams": len(prompts), "bytes_per_token": sizes, "figures": found}
 
 
@@ -103,6 +107,9 @@ def parse() -> argparse.Namespace:
     """Parses the flags; the figures in the docs have the default flags."""
     parser = command_line("kv", __doc__)
     add_pair(parser)
+    parser.add_argument(
+        "--passes", choices=("eager", "compiled"), default="eager", help="how passes of the fast profile run"
+    )
     parser.add_argument("--prompts", type=int, default=16, help="held-out prompts, each one stream")
     parser.add_argument("--prompt", type=int, default=256, help="most tokens of a prompt")
     parser.add_argument("--tokens", type=int, default=96, help="tokens of each stream")
@@ -114,7 +121,8 @@ def main() -> None:
     """Runs the benchmark and prints the result."""
     flags = parse()
     started = time.perf_counter()
-    print_result("kv", settings_of(flags), started, measure(flags))
+    with tempfile.TemporaryDirectory(prefix="outrider-kv-") as cache_dir:
+        print_result("kv", settings_of(flags), started, measure(flags, Path(cache_dir)))
 
 
 if __name__ == "__main__":

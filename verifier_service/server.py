@@ -305,8 +305,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
     async def _compile_passes(self, target: PackedLM) -> None:
         """Has the target's passes compiled as the settings say; the engine does not run yet."""
         settings = self._settings
-        passes = settings.passes if settings.compiles else "eager"
-        await asyncio.to_thread(target.compile_passes, passes, settings.cache_dir)
+        await asyncio.to_thread(target.compile_passes, settings.passes, settings.cache_dir)
 
     async def _beat_while_loading(self) -> None:
         while True:

@@ -44,8 +44,7 @@ class VerifierSettings(ModelSettings):
     the C++ compiler before serving; auto, which serves eagerly until compiled passes are ready."""
     kv_dtype: Literal["auto", "int8"] = "auto"
     """The number format of the target's keys and values: that of its passes (auto), or int8 with a scale for
-    each token and head, in which up to 3.9 times as many tokens fit. Int8 takes a CPU, eager passes and one
-    rank."""
+    each token and head, in which up to 3.9 times as many tokens fit. Int8 takes a CPU and one rank."""
     ranks: Annotated[int, Field(ge=1, le=64)] = 1
     """Processes on this machine over which the target is split, each with a device of its own; torchrun can
     start them instead."""
@@ -98,17 +97,8 @@ class VerifierSettings(ModelSettings):
     """How long the event loop may hold the interpreter while the engine waits for it, in microseconds
     (`sys.setswitchinterval`)."""
 
-    @property
-    def compiles(self) -> bool:
-        """Whether passes are to be compiled; those over int8 never are."""
-        return self.passes != "eager" and self.kv_dtype != "int8"
-
     @model_validator(mode="after")
     def _int8_is_served(self) -> Self:
-        if self.kv_dtype == "int8" and self.passes == "compiled":
-            raise ValueError(
-                "kv_dtype = int8 beside passes = compiled: compiled passes read floats; leave one of them out"
-            )
         if self.weight_dtype != "auto" and self.ranks > 1:
             raise ValueError(
                 f"weight_dtype = {self.weight_dtype} beside ranks = {self.ranks}: such weights are "

@@ -55,10 +55,9 @@ def level_figures(records: Sequence[Mapping[str, Any]], first: Sequence[str]) ->
     """The figures of all repeats of a level.
 
     Args:
-        first: the texts of the first endpoint at the first level, which others are compared with.
+        first: the texts of the first endpoint at the first level, with which the same requests' are compared.
     """
-    texts = [text for record in records for text in record["texts"]]
-    equal = [text == first[number % len(first)] for number, text in enumerate(texts)]
+    pairs = [pair for record in records for pair in zip(record["texts"], first, strict=False)]
     first_ms = [ms for record in records for ms in record["first_ms"]]
     token_ms = [ms for record in records for ms in record["token_ms"]]
     gaps_ms = [ms for record in records for ms in record["gaps_ms"]] or [0.0]
@@ -69,6 +68,6 @@ def level_figures(records: Sequence[Mapping[str, Any]], first: Sequence[str]) ->
         "token_ms": {"p50": quantile(token_ms, 0.5), "p99": quantile(token_ms, 0.99)},
         "gap_ms": {"p50": quantile(gaps_ms, 0.5), "p99": quantile(gaps_ms, 0.99)},
         "tokens_per_event": round(tokens / sum(record["events"] for record in records), 3),
-        "requests": len(texts),
-        "same_text": round(sum(equal) / len(equal), 3),
+        "requests": sum(len(record["texts"]) for record in records),
+        "same_text": round(sum(text == expected for text, expected in pairs) / len(pairs), 3),
     }

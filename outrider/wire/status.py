@@ -236,6 +236,8 @@ _NAMED: Mapping[str, type[OutriderError]] = {
 
 _TOO_LARGE = "larger than max"
 """Part of gRPC's own text, on either end, for a message that is larger than its receiver accepts."""
+_CANCELLED_HERE = "Locally cancelled"
+"""Part of gRPC's own text for a call that this end has cancelled."""
 
 
 def error_of(error: grpc.RpcError) -> OutriderError:
@@ -251,6 +253,9 @@ def error_of(error: grpc.RpcError) -> OutriderError:
             return errors.InvalidRequest(f"the message is too large: {message} (sizes in bytes)")
         full = errors.QuotaExceeded if metadata.get(ERROR_KEY) == "QuotaExceeded" else errors.Overloaded
         return full(message, retry_after_s=_number(metadata.get(RETRY_KEY, ""), float, 1.0))
+    if code is grpc.StatusCode.CANCELLED and _CANCELLED_HERE not in message:
+        # None of our services ends a call like that: a peer that stops may break streams off so.
+        return errors.Unavailable(f"the peer broke the call off: {message}")
     if code is grpc.StatusCode.UNIMPLEMENTED:
         message = f"{message.rstrip('!')}; another service is at this address, or an older version"
     kind = _NAMED.get(metadata.get(ERROR_KEY, "")) or _KINDS.get(code)

@@ -187,6 +187,12 @@ def test_figures_pool_the_repeats_of_a_level() -> None:
     assert found["requests"] == 8
 
 
+def test_only_requests_that_the_first_level_had_too_are_compared() -> None:
+    record = level_record([], 1.0) | {"first_ms": [1.0], "token_ms": [0.0], "events": 1}
+    records = [record | {"texts": ["a", "b", "c"]}, record | {"texts": ["a", "d", "c"]}]
+    assert level_figures(records, ["a", "b"])["same_text"] == 0.75
+
+
 def test_a_level_without_a_gap_has_gaps_of_zero() -> None:
     record = level_record([], 1.0) | {"texts": ["a"], "first_ms": [1.0], "token_ms": [0.0], "events": 1}
     found = level_figures([record], ["a"])

@@ -348,6 +348,20 @@ def test_other_sessions_go_on_while_a_round_waits() -> None:
     assert [handle for handle, _ in driver.finish(driver.begin())] == [1, 2]
 
 
+def test_a_session_whose_round_waits_gives_way_where_memory_is_short() -> None:
+    driver = Driver(slots=64, new=50)
+    patient = with_a_patient_session(driver)
+    driver.apply(WaitFor(1, 1, 10_000))
+    other = driver.open(2)
+    for _ in range(50):
+        assert [handle for handle, _ in driver.finish(driver.begin())] == [2]
+    driver.apply(WaitFor(1, 1, 0))
+    while len(driver.core.sessions):
+        driver.finish(driver.begin())
+    assert tuple(patient.ids) == tuple(other.ids) == driver.golden(50)
+    driver.core.kv.check()
+
+
 def test_a_source_that_stays_silent_is_waited_for_three_times_and_again_once_it_was_right() -> None:
     driver = Driver()
     session = with_a_patient_session(driver)

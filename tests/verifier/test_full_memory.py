@@ -51,7 +51,7 @@ def test_what_is_cached_is_looked_through_once_for_many_blocks(
     asked: list[int] = []
     real = PrefixCache.evict
     monkeypatch.setattr(
-        PrefixCache, "evict", lambda self, count, now: (asked.append(count), real(self, count, now))[1]
+        PrefixCache, "evict", lambda self, *given: (asked.append(given[0]), real(self, *given))[1]
     )
     blocks = [kv.pool.take(1)[0] for _ in range(100)]
     assert len(set(blocks)) == 100

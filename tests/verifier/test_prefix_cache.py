@@ -98,18 +98,33 @@ def test_what_a_session_holds_is_not_given_back() -> None:
     assert world.blocks.free == 4
 
 
-def test_what_a_held_block_continues_is_not_given_back_either() -> None:
+def test_what_a_held_block_continues_is_given_back_after_all_else() -> None:
     """A session that began with a copy of a prefix holds only what it added to it."""
     world = World()
     ids = list(range(13))
-    held = world.session(ids)
+    held, other = world.session(ids), world.session([40 + n for n in range(8)])
     assert held is not None
+    assert other is not None
     world.end(held[:2])
-    assert world.cache.evictable == 0
-    assert world.cache.evict(3, now=0.0) == 0
+    world.end(other)
+    assert world.cache.evictable == 4
+    assert world.cache.evict(2, now=0.0) == 2
+    assert len(world.cache.match(world.names(ids), 13, 0.0)) == 3
+    assert world.cache.evict(1, now=0.0) == 1
+    world.cache.check()
+    assert len(world.cache.match(world.names(ids), 13, 0.0)) == 1
+    assert world.cache.evict(9, now=0.0) == 1
+    world.blocks.check([held[2:], world.cache.held])
     world.end(held[2:])
-    assert world.cache.evictable == 3
-    assert world.cache.evict(3, now=0.0) == 3
+    assert (len(world.cache), world.blocks.free) == (0, world.capacity)
+
+
+def test_blocks_that_sessions_share_stay_cached_where_memory_is_short() -> None:
+    world = World(capacity=6)
+    held = world.session(list(range(16)))
+    assert held is not None
+    assert world.cache.evict(3, now=0.0) == 0
+    assert world.session(list(range(9))) == held[:2]
 
 
 def test_the_end_of_a_chain_goes_before_its_beginning() -> None:
@@ -155,6 +170,10 @@ def test_thousands_of_edits_find_no_wrong_block_and_lose_none(seed: int) -> None
     for now in range(3000):
         if running and dice.random() < 0.5:
             world.end(running.pop(dice.randrange(len(running))))
+        elif running and dice.random() < 0.1:
+            running.append(one := running.pop(dice.randrange(len(running))))
+            world.end(one[:1])  # as if it had begun with a copy of what it shares
+            del one[:1]
         elif dice.random() < 0.1:
             world.cache.evict(dice.randrange(4), float(now))
         else:
@@ -168,6 +187,10 @@ def test_thousands_of_edits_find_no_wrong_block_and_lose_none(seed: int) -> None
             world.cache.lease(world.names(ids, "a"), until=now + 50.0)
         world.cache.check()
         world.blocks.check([*running, world.cache.held])
+        if dice.random() < 0.05:
+            evictable = world.cache.evictable
+            assert world.cache.evict(evictable, float(now)) == evictable
+            assert not world.cache.evictable
     assert hits > 200
     assert world.cache.counts.evicted_blocks > 100
 

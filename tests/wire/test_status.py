@@ -227,6 +227,18 @@ def test_a_peers_nonsense_in_metadata_is_no_bug_here(
     assert isinstance(error_of(failed), OutriderError)
 
 
+@pytest.mark.parametrize(
+    ("details", "kind"),
+    [("CANCELLED", errors.Unavailable), ("Locally cancelled by application!", OutriderError)],
+)
+def test_a_call_that_the_peer_breaks_off_is_lost_and_one_that_is_cancelled_here_is_not(
+    details: str, kind: type[OutriderError]
+) -> None:
+    """A server that stops sends either GOAWAY first or the stream's reset, which says CANCELLED."""
+    nothing = grpc.aio.Metadata()
+    assert type(error_of(grpc.aio.AioRpcError(grpc.StatusCode.CANCELLED, nothing, nothing, details))) is kind
+
+
 @pytest.mark.parametrize("end", ["CLIENT: Received", "SERVER: Received", "CLIENT: Sent"])
 def test_a_message_that_is_too_large_is_no_overload(end: str) -> None:
     said = f"{end} message larger than max (41943078 vs. 33554432)"

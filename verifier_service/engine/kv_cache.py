@@ -4,7 +4,7 @@ A session begins with the blocks of its longest cached prefix. The blocks that i
 cached at once, so that others find them while it still runs. Belongs to the engine's thread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from functools import partial
 from itertools import takewhile
 
@@ -172,7 +172,7 @@ class KVCache:
             first = len(held.hashes)
             self._hasher.extend(held.hashes, session.ids[: held.table.length], held.salt)
             self.prefixes.publish(held.hashes, held.table.blocks, first, self._now)
-            self._came(session, held)
+            self._came(session, held, set(held.hashes[first:]))
 
     def release(self, session: Session) -> None:
         """Gives a session's table back, if it has one; its cached blocks stay until they are evicted."""
@@ -180,7 +180,7 @@ class KVCache:
         if held is not None:
             self.released += 1
             held.table.close()
-            self._came(session, held, everything=True)
+            self._came(session, held, set(held.coming))
             self.prefixes.lease(held.hashes, self._now + self._lease_s)
 
     def check(self) -> None:
@@ -201,9 +201,12 @@ class KVCache:
         coming = list(takewhile(self._coming.__contains__, missing))
         return coming[-1] if coming else None
 
-    def _came(self, session: Session, held: _CachedSession, everything: bool = False) -> None:
-        """Notes that blocks which a session was about to fill are cached, or never will be."""
-        while held.coming and (everything or held.coming[0] in self.prefixes):
+    def _came(self, session: Session, held: _CachedSession, gone: Set[BlockHash]) -> None:
+        """Notes which blocks a session was about to fill and no longer is, those that are cached besides.
+
+        A full block is not cached where one in front of it was evicted.
+        """
+        while held.coming and (held.coming[0] in gone or held.coming[0] in self.prefixes):
             hash_ = held.coming.pop(0)
             if self._coming.get(hash_) == session.handle:
                 del self._coming[hash_]
@@ -212,4 +215,4 @@ class KVCache:
     def _evict(self, blocks: int) -> int:
         # The search takes longer the more is cached, and a busy worker's memory is always full of cached
         # blocks. So each search gives back some more than are needed now.
-        return self.prefixes.evict(max(blocks, len(self.prefixes) // _EVICTED_SHARE), self._now)
+        return self.prefixes.evict(blocks, self._now, len(self.prefixes) // _EVICTED_SHARE)

@@ -3,9 +3,9 @@
 A block's hash is a keyed 128-bit hash over its parent block's hash and its own ids; the first parent is a
 salt of the tenant. The key belongs to the process, which has one target and no adapters. So equal hashes
 mean equal ids of one target from the first position on, and no tenant finds another's blocks. The cache is
-one more holder of each block that it knows. It evicts blocks that nobody else holds and that no cached block
-continues: those whose lease has ended first, then the least recently used. A lease orders eviction and never
-keeps a running session from memory. Pure: blocks are numbers, time is an argument.
+one more holder of each block that it knows. It evicts blocks that nobody else holds, the end of a chain
+before its beginning: those whose lease has ended first, then the least recently used. A lease orders eviction
+and never keeps a running session from memory. Pure: blocks are numbers, time is an argument.
 """
 
 import hashlib
@@ -113,20 +113,8 @@ class PrefixCache:
 
     @property
     def evictable(self) -> int:
-        """Number of blocks that `evict` could give back: nobody holds them or a block that continues them.
-
-        A session that began with a copy of a prefix holds the blocks that it added, not those they continue.
-        """
-        lone = {
-            hash_: entry for hash_, entry in self._entries.items() if self._holders.holders(entry.block) == 1
-        }
-        needed: set[BlockHash] = set()
-        for hash_, entry in self._entries.items():
-            parent = None if hash_ in lone else entry.parent
-            while parent is not None and parent not in needed:
-                needed.add(parent)
-                parent = self._entries[parent].parent
-        return len(lone.keys() - needed)
+        """Number of blocks that `evict` could give back: those that nobody else holds."""
+        return sum(map(self._is_lone, self._entries.values()))
 
     def match(self, hashes: Sequence[BlockHash], length: int, now: float) -> list[int]:
         """Blocks of the longest cached beginning of `length` ids; the last id is always left to compute."""
@@ -165,19 +153,58 @@ class PrefixCache:
             if (entry := self._entries.get(hash_)) is not None:
                 entry.lease_until = max(entry.lease_until, until)
 
-    def evict(self, blocks: int, now: float) -> int:
-        """Gives back up to `blocks` blocks; returns their number."""
+    def evict(self, blocks: int, now: float, most: int = 0) -> int:
+        """Gives back `blocks` blocks, where so many can be, and up to `most` that nothing continues.
+
+        Returns their number.
+
+        A session that copied a prefix, or computed it beside another session, has cached blocks behind blocks
+        that it does not hold. Where memory takes it, the cache forgets the former, so that the latter can be
+        given back.
+        """
         leaves = [self._rank(hash_, now) for hash_, entry in self._entries.items() if self._is_leaf(entry)]
+        given = self._give_back(leaves, max(blocks, most), now)
+        if given < blocks:
+            for hash_ in self._covering(now):
+                leaves = [] if (leaf := self._uncover(hash_)) is None else [self._rank(leaf, now)]
+                given += self._give_back(leaves, blocks - given, now)
+                if given >= blocks:
+                    break
+        self.counts.evicted_blocks += given
+        return given
+
+    def _give_back(self, leaves: list[tuple[float, float, BlockHash]], blocks: int, now: float) -> int:
+        """Gives back up to `blocks` blocks from these leaves on; returns their number."""
         heapify(leaves)
         given = 0
         while leaves and given < blocks:
-            hash_ = heappop(leaves)[-1]
-            parent = self._forget(hash_)
+            parent = self._forget(heappop(leaves)[-1])
             given += 1
             if parent is not None and self._is_leaf(self._entries[parent]):
                 heappush(leaves, self._rank(parent, now))
-        self.counts.evicted_blocks += given
         return given
+
+    def _covering(self, now: float) -> list[BlockHash]:
+        """Held ends of chains that have a block in front which nobody holds, in order of eviction."""
+        found = []
+        for hash_, entry in self._entries.items():
+            if entry.children or self._is_lone(entry):
+                continue
+            above = entry.parent
+            while above is not None and not self._is_lone(self._entries[above]):
+                above = self._entries[above].parent
+            if above is not None:
+                found.append(self._rank(hash_, now))
+        return [rank[-1] for rank in sorted(found)]
+
+    def _uncover(self, hash_: BlockHash) -> BlockHash | None:
+        """Forgets the end of a chain and the held blocks in front of it; the leaf there, if it is one now."""
+        above = self._forget(hash_)
+        while above is not None and not self._entries[above].children:
+            if self._is_lone(self._entries[above]):
+                return above
+            above = self._forget(above)
+        return None
 
     def check(self) -> None:
         """Raises AssertionError where a chain of cached blocks is not whole."""
@@ -189,14 +216,17 @@ class PrefixCache:
         assert all(self._entries[hash_].children == count for hash_, count in children.items())
 
     def _is_leaf(self, entry: _Entry) -> bool:
-        return not entry.children and self._holders.holders(entry.block) == 1
+        return not entry.children and self._is_lone(entry)
+
+    def _is_lone(self, entry: _Entry) -> bool:
+        return self._holders.holders(entry.block) == 1
 
     def _rank(self, hash_: BlockHash, now: float) -> tuple[float, float, BlockHash]:
         entry = self._entries[hash_]
         return (entry.lease_until if entry.lease_until > now else 0.0, entry.used, hash_)
 
     def _forget(self, hash_: BlockHash) -> BlockHash | None:
-        """Gives a leaf's block back; returns the hash of its parent."""
+        """Forgets the end of a chain, and gives up its block; returns the hash of its parent."""
         entry = self._entries.pop(hash_)
         self._holders.give([entry.block])
         if entry.parent is not None:

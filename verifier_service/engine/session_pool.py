@@ -20,7 +20,7 @@ from speculative.target_sampler import TargetSampler, sample_together
 from verifier_service.engine.kv_cache import KVCache
 from verifier_service.engine.messages import Finish, Observe, Offers, Strike, Update, WaitFor
 from verifier_service.engine.prompt_scorer import PromptScores
-from verifier_service.engine.scheduler import Scheduler, fit, may_start
+from verifier_service.engine.scheduler import Need, Scheduler, fit, may_start
 from verifier_service.engine.session import Session
 from verifier_service.engine.stats import CountsByName, EngineTotals, Phases
 from verifier_service.engine.step import PassOutcome, Round, StepRows
@@ -178,11 +178,7 @@ class SessionPool:
         if self.kv.surely_fit(sum(sizes) + sum([session.node_limit for session in ready]), len(ready)):
             return True
         while True:
-            needs = [
-                self.kv.need(session, size, session.node_limit)
-                for session, size in zip(ready, sizes, strict=True)
-                if session in self.kv
-            ]
+            needs = self._needs(ready, sizes)
             fitting = fit(needs, self.kv.free)
             if fitting.victims or not fitting.drafts:
                 fitting = fit(needs, self.kv.available)
@@ -190,6 +186,20 @@ class SessionPool:
                 return fitting.drafts
             for handle in fitting.victims:
                 self._preempt(self._sessions[handle])
+
+    def _needs(self, ready: list[Session], sizes: list[int]) -> list[Need]:
+        """What the sessions of a step need, the oldest first, then those that could give way."""
+        needs = {
+            session.handle: self.kv.need(session, size, session.node_limit)
+            for session, size in zip(ready, sizes, strict=True)
+            if session in self.kv
+        }
+        oldest = next(iter(needs), None)
+        others = [handle for handle in self.scheduler.running if handle != oldest]
+        # A session whose round waits for drafts holds blocks, too, and a step leaves one session at least.
+        waiting = [self._sessions[handle] for handle in others if handle not in needs]
+        needs |= {session.handle: self.kv.need(session, 0, 0) for session in waiting}
+        return [needs[handle] for handle in ([] if oldest is None else [oldest, *others])]
 
     def _preempt(self, session: Session) -> None:
         """Takes a session's keys and values; it waits, to be computed again from its ids."""

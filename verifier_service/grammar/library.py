@@ -2,7 +2,8 @@
 
 Every session compiles its grammar anew, and once more to look ahead with. The library's copies of one
 compiled grammar share the lexer's states and the limit on their number, so the work of one session would
-decide when another one fails.
+decide when another one fails. A mask takes states, and gives the next token its fuel. So a matcher moves with
+a mask for each token, as in plain decoding, whether drafts or another verifier brought the token.
 """
 
 import json
@@ -100,8 +101,15 @@ class MatcherFactory:
         Raises InvalidRequest where the grammar allows no text, or not these tokens.
         """
         self._check_special(grammar)
-        made, ahead = (self._compiled(grammar, generated) for _ in range(2))
-        found = LibraryMatcher(made, self._tokens, self._vocabulary_size, ahead)
+        made, ahead = (self._compiled(grammar) for _ in range(2))
+        for number, token in enumerate(generated):
+            made.compute_bitmask()
+            if not made.consume_token(token):
+                raise InvalidRequest(
+                    f"generated id {token} (number {number}) is none that {grammar.kind} allows there"
+                )
+        sees_ahead = all(map(ahead.consume_token, generated))
+        found = LibraryMatcher(made, self._tokens, self._vocabulary_size, ahead if sees_ahead else None)
         if not generated:
             try:
                 found.allowed(())
@@ -109,15 +117,10 @@ class MatcherFactory:
                 raise InvalidRequest(f"{grammar.kind} cannot be used: {error}") from error
         return found
 
-    def _compiled(self, grammar: Grammar, generated: Sequence[int]) -> LLMatcher:
+    def _compiled(self, grammar: Grammar) -> LLMatcher:
         made = matcher(self._tokenizer, written(grammar))
         if made.is_error():
             raise InvalidRequest(f"{grammar.kind} cannot be used: {readable(made.get_error())}")
-        for number, token in enumerate(generated):
-            if not made.consume_token(token):
-                raise InvalidRequest(
-                    f"generated id {token} (number {number}) is none that {grammar.kind} allows there"
-                )
         return made
 
     def _check_special(self, grammar: Grammar) -> None:
@@ -186,7 +189,7 @@ class LibraryMatcher:
             return ()
         unread, self._unread = self._unread, []
         try:
-            self._ahead.commit(unread)
+            self._ahead.skip(unread)
         except DeadEnd:
             self._ahead = None
             return ()
@@ -194,13 +197,30 @@ class LibraryMatcher:
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Moves over committed tokens. Raises DeadEnd where the grammar does not allow one of them."""
-        for token in tokens:
-            if not self._committed.consume_token(token):
-                raise DeadEnd(f"the grammar cannot go on: {readable(self._committed.get_error())}")
+        known = len(self._path)
+        if tuple(tokens[:known]) == self._path:
+            self._committed = self._drafted
+        else:
+            known = 0
+        for number, token in enumerate(tokens[known:]):
+            if number:  # of the token in front, `allowed` made the mask
+                self._committed.compute_bitmask()
+            self._move(token)
         self._drafted, self._path = self._committed, ()
         self._masks.clear()
         if self._ahead is not None:
             self._unread += tokens
+
+    def skip(self, tokens: Sequence[int]) -> None:
+        """Moves over tokens without masks, whose fuel may run out. Raises DeadEnd as `commit` does."""
+        for token in tokens:
+            self._move(token)
+        self._drafted, self._path = self._committed, ()
+        self._masks.clear()
+
+    def _move(self, token: int) -> None:
+        if not self._committed.consume_token(token):
+            raise DeadEnd(f"the grammar cannot go on: {readable(self._committed.get_error())}")
 
     def _after(self, path: tuple[int, ...]) -> LLMatcher:
         """The state after `path`. A round walks down one path, so the state is mostly one token further."""

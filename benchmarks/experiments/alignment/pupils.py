@@ -27,9 +27,9 @@ from training.target import logits_of
 
 PACKAGES = ("asyncio/", "email/", "http/", "unittest/", "xml/")
 """Parts of the standard library that pupils learn from; held-out modules in them are left out."""
-ROWS, WINDOW, START, BATCH, RATE = 96, 160, 48, 8, 6e-3
-"""Windows of a lesson, their length, the source text that a written window begins with, windows of a step,
-and the highest learning rate."""
+EPOCHS, WINDOW, START, BATCH, RATE = 5, 160, 48, 8, 6e-3
+"""How often a lesson reads each window, a window's length, the source text that a written window begins with,
+windows of a step, and the highest learning rate."""
 WARM_UP = 5
 """Steps over which the learning rate rises; then it falls to nothing."""
 REWRITE_EVERY = 20
@@ -68,14 +68,19 @@ LOSSES: Mapping[str, Loss] = {
 }
 
 
+def windows_of(steps: int) -> int:
+    """Number of windows of a lesson of so many steps: a longer lesson reads more text, each as often."""
+    return steps * BATCH // EPOCHS
+
+
 @dataclass(frozen=True)
 class Lesson:
     """Windows to learn from, with what the target says at each place."""
 
     ids: NDArray[np.uint16]
-    """Windows of token ids, uint16 [ROWS, WINDOW]."""
+    """Windows of token ids, uint16 [rows, WINDOW]."""
     logprobs: torch.Tensor
-    """The target's, float16 [ROWS, WINDOW, V]."""
+    """The target's, float16 [rows, WINDOW, V]."""
 
 
 @dataclass
@@ -87,7 +92,7 @@ class School:
     """
 
     target: Path
-    _lessons: dict[str, Lesson] = field(default_factory=dict)
+    _lessons: dict[tuple[str, int], Lesson] = field(default_factory=dict)
 
     @cached_property
     def teacher(self) -> LlamaForCausalLM:
@@ -103,15 +108,16 @@ class School:
         held = [each.prompt + each.continuation for each in prompts.read(COMMITTED)]
         return corpus.build(tokenizer.load(self.target / "tokenizer.json"), files, held).train
 
-    def lesson(self, kind: str) -> Lesson:
-        """Windows of source text, or of text that the target wrote behind source text."""
-        if kind not in self._lessons:
+    def lesson(self, kind: str, steps: int) -> Lesson:
+        """Windows of source text, or of text that the target wrote behind source text, for so many steps."""
+        if (kind, steps) not in self._lessons:
+            rows = windows_of(steps)
             if kind == SOURCE:
-                ids = scattered(self.source, ROWS, WINDOW, seed=5)
+                ids = scattered(self.source, rows, WINDOW, seed=5)
             else:
-                ids = continue_(self.teacher, scattered(self.source, ROWS, START, seed=6), WINDOW)
-            self._lessons[kind] = self.judged(ids)
-        return self._lessons[kind]
+                ids = continue_(self.teacher, scattered(self.source, rows, START, seed=6), WINDOW)
+            self._lessons[kind, steps] = self.judged(ids)
+        return self._lessons[kind, steps]
 
     @torch.inference_mode()
     def judged(self, ids: NDArray[np.uint16]) -> Lesson:
@@ -143,18 +149,19 @@ class School:
         """Takes `steps` steps on the lesson of a kind.
 
         Args:
-            weights: of each place, float32 [ROWS, WINDOW]; None: all alike.
+            weights: of each place, float32 [windows_of(steps), WINDOW]; None: all alike.
         """
         using = optimisers(pupil, RATE, lambda name, _: "embed" in name)
-        begun = scattered(self.source, ROWS, START, seed=6)
-        lesson = self.lesson(SOURCE) if kind == OWN else self.lesson(kind)
+        lesson = self.lesson(SOURCE if kind == OWN else kind, steps)
         for step in range(steps):
             if kind == OWN and step and step % REWRITE_EVERY == 0:
+                count = min(windows_of(steps), REWRITE_EVERY * BATCH)
+                begun = scattered(self.source, count, START, seed=6 + step)
                 lesson = self.judged(continue_(pupil.eval(), begun, WINDOW))
             for optimiser in using:
                 for group in optimiser.param_groups:
                     group["lr"] = RATE * min(1.0, (step + 1) / WARM_UP) * (1.0 - step / steps)
-            rows = shuffled(ROWS, BATCH, 7, step)
+            rows = shuffled(len(lesson.ids), BATCH, 7, step)
             drafted = logits_of(pupil.train(), torch.from_numpy(lesson.ids[rows].astype(np.int64)))
             loss = loss_of(lesson.logprobs[rows].float(), drafted.log_softmax(-1))
             if weights is not None:

@@ -29,9 +29,9 @@ def keys(scale: Scale) -> list[Key]:
     return [(arm,) for arm in (ONE, LARGE, TWICE, BOOSTED)]
 
 
-def missed(school: School, pupil: LlamaForCausalLM) -> torch.Tensor:
+def missed(school: School, pupil: LlamaForCausalLM, steps: int) -> torch.Tensor:
     """Weights of the places of the target's lesson: 1 where the pupil's likeliest token is wrong."""
-    lesson = school.lesson(TARGET)
+    lesson = school.lesson(TARGET, steps)
     with torch.inference_mode():
         chosen = torch.cat(
             [
@@ -54,7 +54,7 @@ def second_of(school: School, arm: str, first: LlamaForCausalLM, steps: int) -> 
     if arm == TWICE:
         return taught(school, 1, OWN, steps)
     pupil = school.pupil(1)
-    school.teach(pupil, TARGET, steps, weights=missed(school, first))
+    school.teach(pupil, TARGET, steps, weights=missed(school, first, steps))
     return pupil
 
 

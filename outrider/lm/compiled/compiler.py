@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -25,7 +26,7 @@ from outrider.lm.compiled.package import CompiledRunner, PassPackage, panel_widt
 from outrider.lm.compiled.panels import constants_of, inlined, own_constants
 from outrider.lm.compiled.row_kernel import use_row_kernel
 from outrider.lm.kv.blocks import BLOCK
-from outrider.lm.kv.pool import SlotPool
+from outrider.lm.kv.pool import KVLayout, SlotPool
 from outrider.lm.kv.table import SlotTable
 from outrider.lm.linear import PackedLinear
 from outrider.lm.outcome import HostOutcome
@@ -181,13 +182,15 @@ class PassCompiler:
         self._require_open()
         constants = constants_of(self._lm.model, panel_width(folder))
         self._require_open()
-        package = PassPackage(folder, constants)
+        package, layout = PassPackage(folder, constants), self._lm.pool.layout
         try:
-            passes = _PackagedLM(self._lm, package, self._require_open)
-            self._trial.verify(passes)
+            # The trial's logits are those of the model's own forward, which knows no int8.
+            floats = replace(layout, int8=False)
+            self._trial.verify(_PackagedLM(self._lm, package, floats, self._require_open))
         except ModelRefused as error:
             raise CompileFailed(f"compiled passes are wrong: {error}") from error
-        return CompiledRunner(package, self._lm.pool, profile_steps(passes))
+        profiled = _PackagedLM(self._lm, package, layout, self._require_open)
+        return CompiledRunner(package, self._lm.pool, profile_steps(profiled))
 
     def _require_open(self) -> None:
         """Raises CompileFailed once the compiler is closed; called between two stages of loading."""
@@ -217,13 +220,15 @@ def check_compilable(lm: "PackedLM") -> None:
 class _PackagedLM:
     """A package as it is checked and profiled: passes over a pool of its own, beside a serving model."""
 
-    def __init__(self, lm: "PackedLM", package: PassPackage, require_open: Callable[[], None]) -> None:
+    def __init__(
+        self, lm: "PackedLM", package: PassPackage, layout: KVLayout, require_open: Callable[[], None]
+    ) -> None:
         self.model = lm.model
         self.model_type = lm.model_type
         self.forward_calls = 0
         self.rows = 0
         self.max_length = lm.max_length
-        self.pool = SlotPool(lm.pool.layout, max_slots=64 * lm.max_length, initial_slots=BLOCK)
+        self.pool = SlotPool(layout, max_slots=64 * lm.max_length, initial_slots=BLOCK)
         self._runner = CompiledRunner(package, self.pool)
         self._require_open = require_open
 

@@ -2,13 +2,14 @@
 //
 // Plain C++ with the compiler's vector types: no intrinsics, so one source serves every processor. Both are
 // called from the code that Inductor generates, through the C shims declared in operators.py. Everything is
-// float32, apart from panels of weights. Layout of a step block and of panels: see step_block.py and panels.py.
+// float32, apart from panels of weights and from keys and values in int8. Layout of a step block and of panels: see step_block.py and panels.py.
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -53,6 +54,39 @@ AtenTensorHandle contiguous(int64_t dims, const int64_t* sizes) {
 
 // ---- attention over slots ----------------------------------------------------------------------------
 
+// Slots of one head of a plane: numbers, and for int8 what each slot's numbers are multiplied by.
+template <typename Number>
+struct HeadSlots {
+  Number* rows;
+  float* scales;
+
+  // Multiplies the values of `count` slots by their scales; floats have none.
+  void rescale(float* values, int64_t slot, int64_t count) const {
+    if constexpr (std::is_same_v<Number, int8_t>)
+      for (int64_t i = 0; i < count; ++i) values[i] *= scales[slot + i];
+  }
+
+  // Writes a row to a slot. As Int8Plane does, int8 takes the row's largest number over 127 as its scale.
+  void write(const float* row, int64_t slot, int64_t width) const {
+    Number* to = rows + slot * width;
+    if constexpr (std::is_same_v<Number, int8_t>) {
+      float most = 0, strange = 0;  // strange: NaN where a number is no finite one
+      for (int64_t k = 0; k < width; ++k) {
+        most = std::max(most, std::fabs(row[k]));
+        strange += row[k] - row[k];
+      }
+      const float scale = std::max(most / 127, std::numeric_limits<float>::min()) + strange;
+      scales[slot] = scale;
+      for (int64_t k = 0; k < width; ++k) {
+        const float code = std::nearbyint(row[k] / scale);
+        to[k] = code >= -127 && code <= 127 ? static_cast<int8_t>(code) : 0;
+      }
+    } else {
+      std::memcpy(to, row, width * sizeof(float));
+    }
+  }
+};
+
 // One session of a step block; see step_block.py.
 struct Session {
   int64_t low, high, length, nodes, runs, run_count, masks, words;
@@ -62,16 +96,25 @@ struct Step {
   const int64_t* block;
   explicit Step(const int64_t* words) : block(words) {}
   int64_t sessions() const { return block[0]; }
-  float* plane(int64_t index) const {
-    return reinterpret_cast<float*>(static_cast<uintptr_t>(block[block[1] + 2 * index]));
+  bool is_int8(int64_t plane) const { return word(plane, 2) != 0; }
+  template <typename Number>
+  HeadSlots<Number> slots(int64_t plane, int64_t head) const {
+    return {at<Number>(word(plane, 0)) + head * word(plane, 1),
+            at<float>(word(plane, 2)) + head * word(plane, 3)};
   }
-  int64_t head_stride(int64_t index) const { return block[block[1] + 2 * index + 1]; }
   Session session(int64_t index) const {
     Session found;
     std::memcpy(&found, block + block[2] + 8 * index, sizeof found);
     return found;
   }
   const int64_t* depths(int64_t session) const { return block + block[3 + session]; }
+
+ private:
+  int64_t word(int64_t plane, int64_t which) const { return block[block[1] + 4 * plane + which]; }
+  template <typename Pointed>
+  static Pointed* at(int64_t address) {
+    return reinterpret_cast<Pointed*>(static_cast<uintptr_t>(address));
+  }
 };
 
 struct Layer {
@@ -91,17 +134,16 @@ struct Layer {
     return -1;
   }
 
+  template <typename Number>
   void write(const View& from, int64_t plane, int64_t size) const {
-    float* to = step.plane(plane);
-    const int64_t stride = step.head_stride(plane);
     for (int64_t s = 0; s < step.sessions(); ++s) {
       const Session of = step.session(s);
       const int64_t first = of.length + of.nodes - (of.high - of.low);
       for (int64_t row = of.low; row < of.high; ++row) {
         const int64_t slot = slot_of(of, first + row - of.low);
         for (int64_t head = 0; head < key_heads; ++head)
-          std::memcpy(to + head * stride + slot * size,
-                      from.data + head * from.strides[1] + row * from.strides[2], size * sizeof(float));
+          step.slots<Number>(plane, head).write(
+              from.data + head * from.strides[1] + row * from.strides[2], slot, size);
       }
     }
   }
@@ -146,6 +188,7 @@ struct Layer {
   }
 
   // Attention of the queries [begin, end) of one session that share a key head; a query is a row and a head.
+  template <typename Number>
   void attend(int64_t session, int64_t key_head, int64_t begin, int64_t end) const {
     const Session of = step.session(session);
     const int64_t total = of.length + of.nodes;
@@ -168,20 +211,21 @@ struct Layer {
     float* row = mixed + count * width;
     std::fill(mixed, mixed + count * width, 0.0f);
     float shares[4];
-    const float* key_plane = step.plane(2 * layer) + key_head * step.head_stride(2 * layer);
-    const float* value_plane = step.plane(2 * layer + 1) + key_head * step.head_stride(2 * layer + 1);
+    const HeadSlots<Number> keys_at = step.slots<Number>(2 * layer, key_head);
+    const HeadSlots<Number> values_at = step.slots<Number>(2 * layer + 1, key_head);
     for (int64_t q = 0; q < count; ++q) {
       const int64_t index = of.low + (begin + q) / groups, head = key_head * groups + (begin + q) % groups;
       const float* from = query.data + head * query.strides[1] + index * query.strides[2];
       for (int64_t k = 0; k < key_width; ++k) row[k] = from[k] * scale;
       each_run(of, first, [&](int64_t slot, int64_t at, int64_t size) {
-        score_run(row, key_plane + slot * key_width, size, key_width, scores + q * stride + at);
+        score_run(row, keys_at.rows + slot * key_width, size, key_width, scores + q * stride + at);
+        keys_at.rescale(scores + q * stride + at, slot, size);
       });
       shares[q] = weigh(scores + q * stride, of, session, index, head, first, total);
     }
     each_run(of, first, [&](int64_t slot, int64_t at, int64_t size) {
-      const float* from = value_plane + slot * width;
-      mix_run(count, scores + at, stride, from, size, width, mixed);
+      for (int64_t q = 0; q < count; ++q) values_at.rescale(scores + q * stride + at, slot, size);
+      mix_run(count, scores + at, stride, values_at.rows + slot * width, size, width, mixed);
     });
     for (int64_t q = 0; q < count; ++q) {
       const int64_t index = of.low + (begin + q) / groups, head = key_head * groups + (begin + q) % groups;
@@ -205,8 +249,16 @@ struct Layer {
   }
 
   void run() const {
-    write(keys, 2 * layer, key_width);
-    write(values, 2 * layer + 1, width);
+    if (step.is_int8(2 * layer))
+      run_over<int8_t>();
+    else
+      run_over<float>();
+  }
+
+  template <typename Number>
+  void run_over() const {
+    write<Number>(keys, 2 * layer, key_width);
+    write<Number>(values, 2 * layer + 1, width);
     // Four queries at a time: few enough for registers, and a step's unit of parallel work.
     struct Item { int64_t session, key_head, begin, end; };
     std::vector<Item> items;
@@ -222,7 +274,7 @@ struct Layer {
     const int64_t count = static_cast<int64_t>(items.size());
     in_parallel(count, work < 16384 ? count : 1, [&](int64_t low, int64_t high) {
       for (int64_t i = low; i < high; ++i)
-        attend(items[i].session, items[i].key_head, items[i].begin, items[i].end);
+        attend<Number>(items[i].session, items[i].key_head, items[i].begin, items[i].end);
     });
   }
 };

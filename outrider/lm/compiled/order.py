@@ -25,6 +25,7 @@ _SOURCES = (
     "compiled/panel_product.hpp",
     "compiled/panels.py",
     "compiled/slot_attention.hpp",
+    "compiled/step_block.py",
     "compiled/child.py",
     "compiled/container.py",
     "attention/interface.py",

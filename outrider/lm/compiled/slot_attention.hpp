@@ -1,4 +1,7 @@
-// Scores and weighted sums of attention over a run of slots, and exponentials of vectors.
+// Scores and weighted sums of attention over a run of slots in float32 or int8, and exponentials of vectors.
+//
+// Codes of int8 widen to floats in registers; the caller multiplies a slot's score, or its values' weight, by the
+// slot's scale.
 //
 // For compiled passes of a target (kernels.cpp) and of its heads (head_kernel.cpp).
 
@@ -7,6 +10,8 @@
 #include "panel_product.hpp"
 
 namespace {
+
+inline Vec load(const int8_t* from) { return Int8::widened(from); }
 
 // Sums of LANES vectors: lane i of the result is the sum of all lanes of parts[i].
 inline Vec sums_of(Vec* parts) {
@@ -49,13 +54,14 @@ inline Vec exp_of(Vec x) {
 }
 
 // Scores of one query row against the `count` keys of a run that begins at keys_at.
-inline void score(const float* row, const float* keys_at, int64_t count, int64_t key_width, float* to) {
+template <typename Number>
+void score(const float* row, const Number* keys_at, int64_t count, int64_t key_width, float* to) {
   const int64_t whole = key_width / LANES * LANES;
   for (int64_t key = 0; key < count; key += LANES) {
     Vec parts[LANES];
 #pragma GCC unroll 16
     for (int lane = 0; lane < LANES; ++lane) {
-      const float* at = keys_at + std::min<int64_t>(key + lane, count - 1) * key_width;
+      const Number* at = keys_at + std::min<int64_t>(key + lane, count - 1) * key_width;
       Vec sum{};
       for (int64_t k = 0; k < whole; k += LANES) sum += load(row + k) * load(at + k);
       for (int64_t k = whole; k < key_width; ++k) sum[0] += row[k] * at[k];
@@ -70,15 +76,15 @@ inline void score(const float* row, const float* keys_at, int64_t count, int64_t
 }
 
 // The same for a width known to the compiler, whose query row stays in registers.
-template <int PARTS>
-void score_fixed(const float* row, const float* keys_at, int64_t count, float* to) {
+template <int PARTS, typename Number>
+void score_fixed(const float* row, const Number* keys_at, int64_t count, float* to) {
   Vec mine[PARTS];
   for (int part = 0; part < PARTS; ++part) mine[part] = load(row + part * LANES);
   for (int64_t key = 0; key < count; key += LANES) {
     Vec parts[LANES];
 #pragma GCC unroll 16
     for (int lane = 0; lane < LANES; ++lane) {
-      const float* at = keys_at + std::min<int64_t>(key + lane, count - 1) * (PARTS * LANES);
+      const Number* at = keys_at + std::min<int64_t>(key + lane, count - 1) * (PARTS * LANES);
       Vec sum = mine[0] * load(at);
 #pragma GCC unroll 8
       for (int part = 1; part < PARTS; ++part) sum += mine[part] * load(at + part * LANES);
@@ -92,7 +98,8 @@ void score_fixed(const float* row, const float* keys_at, int64_t count, float* t
   }
 }
 
-inline void score_run(const float* row, const float* keys_at, int64_t count, int64_t key_width, float* to) {
+template <typename Number>
+void score_run(const float* row, const Number* keys_at, int64_t count, int64_t key_width, float* to) {
   if (key_width == 64)
     score_fixed<64 / LANES>(row, keys_at, count, to);
   else if (key_width == 128)
@@ -102,14 +109,14 @@ inline void score_run(const float* row, const float* keys_at, int64_t count, int
 }
 
 // Adds weighted values of a run to PARTS vectors of each of Q queries.
-template <int Q, int PARTS>
-void mix(const float* weights, int64_t stride, const float* values_at, int64_t width, int64_t count,
-                float* to, int64_t to_stride) {
+template <int Q, int PARTS, typename Number>
+void mix(const float* weights, int64_t stride, const Number* values_at, int64_t width, int64_t count, float* to,
+         int64_t to_stride) {
   Vec sums[Q][PARTS];
   for (int q = 0; q < Q; ++q)
     for (int part = 0; part < PARTS; ++part) sums[q][part] = load(to + q * to_stride + part * LANES);
   for (int64_t i = 0; i < count; ++i) {
-    const float* at = values_at + i * width;
+    const Number* at = values_at + i * width;
 #pragma GCC unroll 4
     for (int part = 0; part < PARTS; ++part) {
       const Vec value = load(at + part * LANES);
@@ -121,8 +128,8 @@ void mix(const float* weights, int64_t stride, const float* values_at, int64_t w
     for (int part = 0; part < PARTS; ++part) store(to + q * to_stride + part * LANES, sums[q][part]);
 }
 
-template <int Q>
-void mix_queries(const float* weights, int64_t stride, const float* values_at, int64_t count, int64_t width,
+template <int Q, typename Number>
+void mix_queries(const float* weights, int64_t stride, const Number* values_at, int64_t count, int64_t width,
                  float* to) {
   int64_t column = 0;
   for (; column + 4 * LANES <= width; column += 4 * LANES)
@@ -136,8 +143,9 @@ void mix_queries(const float* weights, int64_t stride, const float* values_at, i
 }
 
 // Adds the values of a run, weighted for each of up to four queries, to [queries, width].
-inline void mix_run(int64_t queries, const float* weights, int64_t stride, const float* values_at,
-                    int64_t count, int64_t width, float* to) {
+template <typename Number>
+void mix_run(int64_t queries, const float* weights, int64_t stride, const Number* values_at, int64_t count,
+             int64_t width, float* to) {
   if (queries == 4) mix_queries<4>(weights, stride, values_at, count, width, to);
   else if (queries == 3) mix_queries<3>(weights, stride, values_at, count, width, to);
   else if (queries == 2) mix_queries<2>(weights, stride, values_at, count, width, to);

@@ -1,7 +1,8 @@
 """The step block: what the attention operator of a compiled pass reads, as one array of int64 words.
 
     word 0          number of sessions
-    word 1          where the planes are: for each plane its address, and the floats between two heads
+    word 1          where the planes are, 4 words each: address, and numbers between two heads; of int8 also
+                    the scales' address, and scales between two heads; of floats 0 and 0
     word 2          where the sessions are, 8 words each: first row, row behind the last, committed length,
                     nodes, where the runs of slots are, their number, where the masks are, words of a mask
     word 3 + i      where the depths of session i's nodes are
@@ -11,9 +12,11 @@ sees. `kernels.cpp` reads the same layout. Pure but for addresses.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
+from outrider.lm.kv.int8_plane import Int8Plane
 from outrider.lm.plan import PackedRows
 
 _HEAD = 3
@@ -22,8 +25,16 @@ _MASK_BITS = 64
 
 
 def plane_words(planes: Sequence[torch.Tensor]) -> list[int]:
-    """Address and head stride of each plane ``[heads, slots, width]``, two words a plane."""
-    return [word for plane in planes for word in (plane.data_ptr(), plane.stride(0))]
+    """Where each plane ``[heads, slots, width]`` lies, float32 or an `Int8Plane`: four words a plane."""
+    words: list[int] = []
+    for plane in planes:
+        kept: Any = plane
+        scaled = isinstance(kept, Int8Plane)
+        tensors = (kept.codes, kept.scales) if scaled else (kept,)
+        for tensor in tensors:
+            words += (tensor.data_ptr(), tensor.stride(0))
+        words += () if scaled else (0, 0)
+    return words
 
 
 def step_block(rows: Sequence[PackedRows], planes: list[int]) -> torch.Tensor:

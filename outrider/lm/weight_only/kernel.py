@@ -5,6 +5,7 @@ Panels take this kernel: torch multiplies float32 rows by int8 weights one by on
 
 import ctypes
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -71,14 +72,18 @@ def load_kernel(setting: str, cache_dir: Path | None) -> WeightOnlyKernel:
             "weight_dtype out"
         )
     try:
-        if cache_dir is not None:
-            return _load(cache_dir)
-        with tempfile.TemporaryDirectory(prefix="outrider-kernel-") as folder:
-            return _load(Path(folder))
+        return _load_once() if cache_dir is None else _load(cache_dir)
     except (CompileFailed, OSError) as error:
         raise InvalidRequest(
             f"{setting}: the kernel of such weights cannot be compiled: {error}, or leave weight_dtype out"
         ) from error
+
+
+@cache
+def _load_once() -> WeightOnlyKernel:
+    """The kernel without a cache folder: compiled once for this process. Raises CompileFailed."""
+    with tempfile.TemporaryDirectory(prefix="outrider-kernel-") as folder:
+        return _load(Path(folder))
 
 
 def _load(cache_dir: Path) -> WeightOnlyKernel:

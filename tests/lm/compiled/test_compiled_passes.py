@@ -4,11 +4,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from outrider.lm.device.memory import first_pool
 from outrider.lm.outcome import OutcomeWants
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
@@ -139,6 +141,37 @@ def test_a_second_load_takes_the_package_from_the_cache(
     assert profile.ms_by_rows[1] > 0
     assert lm.take_profile() is None
     lm.close()
+
+
+def in_int8(folder: Path) -> PackedLM:
+    """The model of a folder as `loading._keep_in_int8` leaves it."""
+    lm = PackedLM.load(folder)
+    lm.wants = OutcomeWants(features=FEATURES)
+    lm.pool = first_pool(replace(lm.pool.layout, int8=True), 16)
+    return lm
+
+
+def test_compiled_passes_over_int8_are_eager_ones_and_ids_do_not_depend_on_drafts(
+    pair: tuple[PackedLM, PackedLM, torch.nn.Module], cache: Path, tmp_path: Path
+) -> None:
+    pair[2].save_pretrained(tmp_path)  # type: ignore[operator]
+    compiled, eager = in_int8(tmp_path), in_int8(tmp_path)
+    packages = sorted(cache.rglob("pass.so"))
+    compiled.compile_passes("auto", cache)
+    assert sorted(cache.rglob("pass.so")) == packages, "one package serves floats and int8"
+    assert compiled.compiled is not None
+    assert compiled.numerics == "cpu float32 compiled int8-kv"
+    prompts = [[(7 * at + 3 * seed) % VOCABULARY for at in range(5 + 9 * seed)] for seed in range(3)]
+    text = prompts[2]
+    rows = [
+        logits_of(lm, [SequenceRows(lm.table(), text, range(-1, len(text) - 1), range(len(text)))])
+        for lm in (compiled, eager)
+    ]
+    # A number in the middle between two steps may be rounded either way.
+    assert (rows[0] - rows[1]).abs().max() < 0.05 * rows[1].std()
+    plain = [decode_with_trees(compiled, [prompt], [[]])[0] for prompt in prompts]
+    assert decode_with_trees(compiled, prompts, plain) == plain
+    compiled.close()
 
 
 def test_ids_behind_the_vocabulary_have_embeddings_in_compiled_passes_too(

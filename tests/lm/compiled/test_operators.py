@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from outrider.lm.compiled.child import compile_operators
 from outrider.lm.compiled.panels import panels_of
 from outrider.lm.compiled.step_block import plane_words, step_block
 from outrider.lm.kv.blocks import BLOCK
+from outrider.lm.kv.int8_plane import Int8Plane
 from outrider.lm.kv.pool import KVLayout, SlotPool
 from outrider.lm.kv.table import SlotTable
 from outrider.lm.plan import PassPlan, SequenceRows
@@ -124,6 +126,30 @@ def test_a_product_over_other_weights_is_that_over_their_values(
     )
 
 
+def contents(pool: SlotPool) -> list[torch.Tensor]:
+    """What the second layer's slots hold: their numbers, and the scales of int8."""
+    tensors: list[torch.Tensor] = []
+    for plane in pool.planes()[2:]:
+        kept: Any = plane
+        tensors += (kept.codes, kept.scales) if isinstance(kept, Int8Plane) else (kept,)
+    return [tensor[:, : pool.slots].nan_to_num().clone() for tensor in tensors]
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_number_that_is_not_finite_stays_one_in_int8(operators: Operators, number: float) -> None:
+    layout = KVLayout(((KEY_HEADS, 8), (KEY_HEADS, 8)), torch.float32, torch.device("cpu"), int8=True)
+    pool = SlotPool(layout, BLOCK)
+    plan = PassPlan([SequenceRows(SlotTable(pool), (0,), (-1,), ())], pool, torch.float32)
+    query = torch.randn(1, HEADS, 1, 8)
+    keys, values = torch.randn(2, 1, KEY_HEADS, 1, 8)
+    values[0, 0, 0, 3] = number
+    block = step_block(plan.rows, plane_words(pool.planes()))
+    found = operators.attend_slots((query, keys, values, block), PARAMS["plain"], 0)
+    groups = HEADS // KEY_HEADS
+    assert not found[0, 0, :groups].isfinite().any()
+    assert found[0, 0, groups:].isfinite().all(), "each key head has scales of its own"
+
+
 PARAMS = {
     "plain": AttentionParams(0.3, None, None, None),
     "window": AttentionParams(0.3, 6, None, None),
@@ -133,13 +159,14 @@ PARAMS = {
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("int8", [False, True], ids=["float32", "int8"])
 @pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
 @pytest.mark.parametrize(("key_width", "width"), [(8, 8), (24, 12), (64, 64), (128, 128), (96, 80)])
 def test_attention_over_slots_is_that_of_eager_passes(
-    operators: Operators, params: AttentionParams, key_width: int, width: int
+    operators: Operators, params: AttentionParams, key_width: int, width: int, int8: bool
 ) -> None:
     planes = ((KEY_HEADS, key_width), (KEY_HEADS, width)) * 2
-    pool = SlotPool(KVLayout(planes, torch.float32, torch.device("cpu")), 64 * BLOCK)
+    pool = SlotPool(KVLayout(planes, torch.float32, torch.device("cpu"), int8=int8), 64 * BLOCK)
     tables = [SlotTable(pool) for _ in range(3)]
     # Steps in turn, so that the blocks of a session lie apart.
     for count, parents in ((19, range(-1, 18)), (1, (-1,)), (17, range(-1, 16)), (8, TREE)):
@@ -152,11 +179,10 @@ def test_attention_over_slots_is_that_of_eager_passes(
         values = torch.randn(1, rows, KEY_HEADS, width).transpose(1, 2)
         block = step_block(plan.rows, plane_words(pool.planes()))
         found = operators.attend_slots((query, keys, values, block), params, 1)
-        written = [pool.planes()[plane][:, : pool.slots].clone() for plane in (2, 3)]
+        written = contents(pool)
         expected = SlotCache("toy", pool, plan).compute(query, keys, values, params, 1)
         assert torch.allclose(found, expected, atol=2e-5)
-        for plane, before in zip((2, 3), written, strict=True):
-            assert torch.equal(before.nan_to_num(), pool.planes()[plane][:, : pool.slots].nan_to_num())
+        assert all(map(torch.equal, written, contents(pool)))
         plan.keep_nodes()
         for table in tables:
             table.commit((0, 2) if parents is TREE else range(count))

@@ -135,6 +135,7 @@ def test_a_machine_without_a_compiler_is_named(
 def test_a_compiler_that_fails_is_named(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    kernel._load_once.cache_clear()
     (tmp_path / "g++").symlink_to("/bin/false")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InvalidRequest, match=r"weight_dtype = int8: the kernel .* cannot be compiled"):
@@ -170,3 +171,13 @@ def test_compiled_passes_give_the_same_ids_over_the_same_panels(
     assert lm.numerics == f"cpu float32 compiled {name}-weights"
     assert decode_with_trees(lm, PROMPTS, truths) == truths
     lm.close()
+
+
+def test_without_a_cache_folder_a_process_compiles_the_kernel_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[Path] = []
+    real = kernel._load
+    monkeypatch.setattr(kernel, "_load", lambda folder: (loaded.append(folder), real(folder))[1])
+    kernel._load_once.cache_clear()
+    assert kernel.load_kernel("weight_dtype", None) is kernel.load_kernel("weight_dtype", None)
+    (folder,) = loaded
+    assert not folder.exists()
