@@ -1,0 +1,215 @@
+"""Which of the messages that have arrived gRPC hands over next.
+
+gRPC copies an arrived message into Python in one piece, when the task that asked for it wakes up: 1 to 2 ms
+of the event loop for each MiB. Tasks wake up one after the other, so many large messages that have arrived at
+once would hold the loop for as long as all of them take. Here a task that wakes up waits for its turn before
+the copy is made, and the loop has a pause behind every large message. Who sent the fewest bytes of late comes
+first, so a small message waits for one copy and one pause, however many large ones another caller has sent.
+
+The size of a message is known only when it has been copied.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Generator
+from typing import Any, Generic, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
+
+from outrider.wire.incoming.shape import SMALL_BYTES
+from outrider.wire.incoming.unparsed import Unparsed
+
+T = TypeVar("T")
+
+BYTE_S = 1.5e-9
+"""What the copy of each byte is taken to cost, in seconds of the loop's time."""
+PAUSE = 4.0
+"""How many times as long as a large message's copy the pause behind it is."""
+SHARE = 0.1
+"""The share of the loop's time that pays a caller's debt off."""
+MOST_WAITING = 256
+"""While more messages than this wait there are no pauses: the memory that they take has to come back."""
+MOST_DEBTORS = 1024
+"""Callers with debts after which those are forgotten that have none any more."""
+
+
+class Caller(NamedTuple):
+    """Who sends a message, as far as that is known before it is read."""
+
+    host: str
+    """The caller's address without its port."""
+    credentials: str
+    """The header of authorization, unchecked; empty: none came. Whoever invents new ones is known by the
+    host."""
+
+
+class Debts:
+    """How much of the loop's time callers have had of late. Pure: the caller passes the time."""
+
+    def __init__(self) -> None:
+        self._even_at: dict[str | Caller, float] = {}
+
+    def add(self, caller: Caller, cost_s: float, now: float) -> None:
+        """Counts a message that took this long to copy."""
+        if len(self._even_at) > MOST_DEBTORS:
+            self._even_at = {who: at for who, at in self._even_at.items() if at > now}
+        for who in (caller, caller.host):
+            self._even_at[who] = max(now, self._even_at.get(who, now)) + cost_s / SHARE
+
+    def of(self, caller: Caller, now: float) -> float:
+        """Seconds until nothing is held against the caller any more; 0: nothing is."""
+        return sum(max(0.0, self._even_at.get(who, now) - now) for who in (caller, caller.host))
+
+
+class Arriving(Generic[T]):
+    """A message that gRPC is asked for. Awaiting this waits until it has arrived, and makes no copy."""
+
+    def __init__(self, message: Awaitable[T]) -> None:
+        self._steps: Generator[Any, Any, T] = message.__await__()
+        self.here: list[T] = []
+        """The message, if it was there without waiting."""
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        try:
+            arrival = next(self._steps)
+        except StopIteration as done:
+            self.here = [done.value]
+            return
+        try:
+            yield arrival
+        except BaseException as error:
+            self._steps.throw(error)
+            raise
+
+    def copied(self) -> "Copied[T]":
+        """Awaiting the result makes the copy, and raises what gRPC raises."""
+        return Copied(self._steps)
+
+    def drop(self) -> T | None:
+        """Makes the copy, which alone frees gRPC's memory, for nobody; returns it where there is one."""
+        try:
+            next(self._steps)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]  # the value of an untyped exception
+        except Exception:  # the stream has ended, and nobody wants to know
+            return None
+        self._steps.close()
+        return None
+
+
+class Copied(Generic[T]):
+    """The rest of the way of a message that has arrived."""
+
+    def __init__(self, steps: Generator[Any, Any, T]) -> None:
+        self._steps = steps
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return (yield from self._steps)
+
+
+class _Waiting(NamedTuple):
+    """A message that has arrived and waits for its turn."""
+
+    arriving: Arriving[Any]
+    turn: "asyncio.Future[None]"
+
+
+class HandOver:
+    """The order in which arrived messages are copied on one event loop."""
+
+    def __init__(self) -> None:
+        self._debts = Debts()
+        self._waiting: dict[Caller, deque[_Waiting]] = {}
+        self._count = 0
+        self._free_at = 0.0
+        self._taken = False
+
+    async def take(self, message: Awaitable[T], caller: Caller) -> T:
+        """The message, once it has arrived and has its turn. Raises what awaiting it raises.
+
+        Args:
+            message: what a stream of gRPC's server returns for the next message.
+        """
+        arriving = Arriving(message)
+        await arriving
+        if arriving.here:
+            return arriving.here[0]
+        if self._count or self._taken or time.monotonic() < self._free_at:
+            await self._turn(arriving, caller)
+        self._taken = True
+        taken: T | None = None
+        try:
+            taken = await arriving.copied()
+        finally:
+            self._copied(taken, caller)
+        return taken
+
+    async def _turn(self, arriving: Arriving[Any], caller: Caller) -> None:
+        waiting = _Waiting(arriving, asyncio.get_running_loop().create_future())
+        self._waiting.setdefault(caller, deque()).append(waiting)
+        self._count += 1
+        if self._count == 1 and not self._taken:
+            self._call_next()
+        try:
+            await waiting.turn
+        except asyncio.CancelledError:
+            if waiting.turn.done() and not waiting.turn.cancelled():  # cancelled as its turn came
+                self._copied(arriving.drop(), caller)
+            raise
+
+    def _call_next(self) -> None:
+        """Gives the next message its turn when the loop's pause is over."""
+        loop = asyncio.get_running_loop()
+        wait_s = 0.0 if self._count > MOST_WAITING else self._free_at - time.monotonic()
+        if wait_s > 0:
+            loop.call_later(wait_s, self._next)
+        else:
+            loop.call_soon(self._next)
+
+    def _next(self) -> None:
+        caller = self._first(time.monotonic())
+        of_caller = self._waiting.pop(caller)
+        waiting = of_caller.popleft()
+        if of_caller:
+            self._waiting[caller] = of_caller  # behind the others
+        self._count -= 1
+        self._taken = True
+        if waiting.turn.cancelled():
+            self._copied(waiting.arriving.drop(), caller)
+        else:
+            waiting.turn.set_result(None)
+
+    def _first(self, now: float) -> Caller:
+        """Who comes next: of those who have had the least of late, the one that has waited longest."""
+        least, found = float("inf"), None
+        for caller in self._waiting:
+            debt = self._debts.of(caller, now)
+            if debt < least:
+                least, found = debt, caller
+            if not debt:
+                break
+        assert found is not None
+        return found
+
+    def _copied(self, message: object, caller: Caller) -> None:
+        """Counts a copy that was made; the next message has its turn after the pause behind it."""
+        self._taken = False
+        size = len(message.data) if isinstance(message, Unparsed) else 0
+        if size > SMALL_BYTES:
+            cost_s, now = size * BYTE_S, time.monotonic()
+            self._debts.add(caller, cost_s, now)
+            self._free_at = now + PAUSE * cost_s
+        if self._count:
+            self._call_next()
+
+
+_OF_LOOPS: "WeakKeyDictionary[asyncio.AbstractEventLoop, HandOver]" = WeakKeyDictionary()
+
+
+def hand_over() -> HandOver:
+    """The order of the running event loop."""
+    loop = asyncio.get_running_loop()
+    found = _OF_LOOPS.get(loop)
+    if found is None:
+        found = _OF_LOOPS[loop] = HandOver()
+    return found
