@@ -57,7 +57,7 @@ def message_refusal(context: int, vocabulary_size: int, max_message_mb: int) -> 
         return None
     return Refusal(
         "message",
-        f"requests to its context of {context} tokens take up to {least_mb} MiB, and this orchestrator accepts "
+        f"requests to its context of {context} tokens take up to {least_mb} MiB, and this orchestrator has "
         f"max_message_mb = {max_message_mb}: give {least_mb} or more, to every process of the deployment",
     )
 

@@ -107,7 +107,9 @@ def test_a_source_fits_where_one_target_has_its_tokenizer_or_it_has_none() -> No
     assert incompatible_sources({"a:1": "f" * 64}, []) == {}, "whom it fits may yet come"
 
 
-@pytest.mark.parametrize(("context", "vocabulary"), [(2_048, 4_096), (131_072, 128_256), (1_354_410, 128_256)])
+@pytest.mark.parametrize(
+    ("context", "vocabulary"), [(2_048, 4_096), (131_072, 128_256), (1_354_410, 128_256)]
+)
 def test_a_verifier_is_used_with_the_least_bound_that_its_requests_need_and_refused_below(
     context: int, vocabulary: int
 ) -> None:
