@@ -47,6 +47,8 @@ class Worker:
     names: tuple[str, ...] = ("drafter",)
     reputations: Reputations = field(default_factory=Reputations)
     trials: PresenceTrials = field(default_factory=PresenceTrials)
+    drafts: bool = True
+    """Whether the source drafts anything at all."""
     others: int = 0
     """Tokens that a source inside the worker gets right in each round."""
     now_s: float = 1.0
@@ -77,7 +79,7 @@ class Worker:
             self._step(sources, self.slowdown if works else 1.0)
             right = self._right(gain) if follows and not late else 0
             made += right + self.others + 1
-            self._commit(sources, by, right, heard=follows and not late)
+            self._commit(sources, by, right, heard=self.drafts and follows and not late)
             followed.append(follows)
         rounds_without = made - self.others * len(followed)
         return Answer(STEP_S * rounds_without / (self.now_s - began_s), tuple(followed))
@@ -156,6 +158,15 @@ def test_a_token_saves_a_round_however_many_tokens_others_add_to_it() -> None:
 def test_a_source_that_takes_a_third_of_the_speed_rests_within_thirty_steps(seed: int) -> None:
     assert sum(Worker(1.5, seed).answer(0.0).followed[:30]) <= 16
     assert not Worker(1.5, seed).answer(0.0).followed[29]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_source_that_never_drafts_costs_later_answers_next_to_nothing(seed: int) -> None:
+    worker = Worker(1.2, seed, drafts=False)
+    first = worker.answer(0.0)
+    later = [worker.answer(0.0).over_plain for _ in range(8)]
+    assert first.over_plain > 0.9
+    assert mean(later) > 0.97
 
 
 @pytest.mark.parametrize("seed", SEEDS)

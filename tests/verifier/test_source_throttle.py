@@ -53,11 +53,39 @@ def test_the_next_session_begins_with_what_the_last_one_found() -> None:
     assert not SourceThrottle(activity).resting
 
 
-def test_a_source_that_is_silent_is_sent_every_round() -> None:
-    throttle = SourceThrottle(SourceActivity())
-    for _ in range(500):
+def test_a_source_that_is_silent_is_sent_four_times_as_many_rounds_before_it_rests() -> None:
+    silent, wrong = SourceThrottle(SourceActivity()), SourceThrottle(SourceActivity())
+    while not wrong.resting:
+        wrong.committed(0)
+        for _ in range(4):
+            assert not silent.resting
+            silent.committed(0, heard=False)
+    assert silent.resting
+
+
+def test_a_source_that_stays_silent_is_sent_ever_fewer_rounds() -> None:
+    throttle, followed = SourceThrottle(SourceActivity()), list[bool]()
+    for _ in range(3000):
         throttle.committed(0, heard=False)
-    assert not throttle.resting
+        followed.append(not throttle.resting)
+    assert sum(followed[:500]) < 200
+    assert sum(followed[-500:]) < 25
+
+
+def test_the_rest_of_a_silent_source_ends_as_soon_as_it_drafts() -> None:
+    throttle = SourceThrottle(SourceActivity())
+    while not throttle.resting:
+        throttle.committed(0, heard=False)
+    throttle.committed(0, heard=True)
+    assert not throttle.resting, "it has read the prompt now"
+
+
+def test_the_rest_of_a_source_that_was_wrong_does_not_end_because_it_drafts() -> None:
+    throttle = SourceThrottle(SourceActivity())
+    while not throttle.resting:
+        throttle.committed(0)
+    throttle.committed(0, heard=True)
+    assert throttle.resting
 
 
 def test_sessions_too_short_to_find_out_alone_find_out_together() -> None:
@@ -164,7 +192,7 @@ def test_one_that_is_too_late_for_any_session_rests_all_the_same() -> None:
 
 def test_drafts_that_came_late_count_once() -> None:
     throttle = SourceThrottle(SourceActivity(late=True))
-    for _ in range(500):
+    for _ in range(120):
         throttle.committed(0, heard=False)
     assert not throttle.resting
 

@@ -35,6 +35,9 @@ _MOST_REST = 256
 _SPARED_REST = 64
 """The longest rest, in steps, of a source whose drafts were never admitted, or right where others were right
 as well. The rest of the former also ends when the batch has shrunk to half: drafts may pay again."""
+_SILENT = 0.25
+"""What a round counts for if the source sends nothing: it may be reading a long prompt, or have much to say
+later on. The target pays nearly as much for such a round as for any other."""
 _SPARED = 8.0
 """A round in which there were drafts and none was admitted counts as this many: such a batch has no use for
 them."""
@@ -68,7 +71,7 @@ class SourceThrottle:
         activity: the source's, over all sessions; updated here.
     """
 
-    __slots__ = ("_activity", "_begins", "_follows", "_left", "_probed", "resting")
+    __slots__ = ("_activity", "_begins", "_follows", "_left", "_probed", "_silent", "resting")
 
     def __init__(self, activity: SourceActivity) -> None:
         self._activity = activity
@@ -83,6 +86,8 @@ class SourceThrottle:
         """Whether the source rests because of what other sessions found."""
         self._begins = True
         """Whether this is the session's first round."""
+        self._silent = not self.resting
+        """Whether the source was sent rounds of this session, since its last rest, and has said nothing."""
 
     @property
     def is_spared(self) -> bool:
@@ -109,7 +114,8 @@ class SourceThrottle:
 
         Args:
             saved: rounds that the source has saved; one for each committed token that no other had drafted.
-            heard: whether the source had sent drafts. A silent source may still be reading a long prompt.
+            heard: whether the source had sent drafts. A silent source may still be reading a long prompt, so
+                its rounds count for less, and its rest is over as soon as it sends drafts.
             spared: whether drafts were there, of any source, and the step admitted none of them.
             batch: sessions in the step.
             step: the step's number; 0: each call is a step of its own.
@@ -119,8 +125,9 @@ class SourceThrottle:
         """
         # Drafts from before the rest end it only where they pay for as much as a trial would take.
         if self.resting and saved < _PROBE_ROUNDS * price:
-            self._go_on_resting(batch, step)
+            self._go_on_resting(heard and self._silent, batch, step)
         else:
+            self._silent &= not heard
             weight = max(1.0, price / (1.0 + price) * _FIRST_ROUNDS / _STAKE)
             self._pay(saved / price, weight)
             self._spend(heard, spared, right and price <= LEAST_PRICE, batch, weight)
@@ -147,7 +154,9 @@ class SourceThrottle:
         activity = self._activity
         counts = min(weight, _PROBE_WEIGHT) if self._probed else weight
         # Where sessions end before a slow source drafts, late drafts are all that ever comes of it.
-        spent = max(_SPARED, counts) if spared and heard else counts * (heard or activity.late)
+        if not (heard or activity.late or self._probed):
+            counts *= _SILENT
+        spent = max(_SPARED, counts) if spared and heard else counts
         activity.late = False
         self._left = min(_most_left(weight), self._left - spent)
         activity.barren += spent
@@ -167,7 +176,8 @@ class SourceThrottle:
         self._left = rest
         self.resting = True
 
-    def _go_on_resting(self, batch: int, step: int) -> None:
+    def _go_on_resting(self, speaks: bool, batch: int, step: int) -> None:
+        """Notes a round of a rest. `speaks`: the source was silent until now."""
         activity = self._activity
         self._left -= 1
         if not step or step != activity.step:
@@ -178,8 +188,8 @@ class SourceThrottle:
         # are about to end, and would find out nothing.
         soon = _PROBE_ROUNDS if self._begins else 0.0
         due = activity.left <= soon if activity.rest else self._follows or self._left <= 0
-        if due or 2 * batch <= activity.crowd:
-            self.resting, self._follows = False, False
+        if due or speaks or 2 * batch <= activity.crowd:
+            self.resting, self._follows, self._silent = False, False, True
             activity.crowd = 0
             self._left, self._probed = max(1.0, _PROBE_ROUNDS - activity.tried), activity.rest
             activity.left = activity.rest
