@@ -267,7 +267,8 @@ def error_of(error: grpc.RpcError) -> OutriderError:
         return errors.StaleEpoch(message, highest=_number(metadata[EPOCH_KEY], epoch_from_text, 0))
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         if ERROR_KEY not in metadata and _TOO_LARGE in message:
-            return errors.InvalidRequest(f"the message is too large: {message} (sizes in bytes)")
+            raised = "a larger max_message_mb of the receiving process would let it in"
+            return errors.InvalidRequest(f"the message is too large: {message} (sizes in bytes; {raised})")
         full = errors.QuotaExceeded if metadata.get(ERROR_KEY) == "QuotaExceeded" else errors.Overloaded
         return full(message, retry_after_s=_number(metadata.get(RETRY_KEY, ""), float, 1.0))
     if code is grpc.StatusCode.UNIMPLEMENTED:
