@@ -17,7 +17,7 @@ import grpc.aio
 
 from outrider.wire.codec import epoch_from_text, epoch_to_text
 from outrider.wire.error_details import DETAILS_KEY, error_details
-from outrider.wire.incoming.hand_over import Caller, hand_over
+from outrider.wire.incoming.hand_over import MessageSender, hand_over
 from outrider.wire.incoming.message_stream import MessageStream
 from outrider.wire.incoming.unparsed import OnlyRequest, Unparsed, parsed
 from outrider.wire.keys import HEADER
@@ -156,7 +156,7 @@ def _guarded(handler: Handler, read: Callable[[Any], Awaitable[Any]]) -> Handler
 async def _incoming(request: Any, context: Any, read: Callable[[Any], Awaitable[Any]]) -> Any:
     """The method's request, or the iterator of its requests, as the method wants them."""
     if isinstance(request, AsyncIterable):
-        return MessageStream(request, lambda: context.peer(), read, _caller_of(context))
+        return MessageStream(request, lambda: context.peer(), read, _sender_of(context))
     if isinstance(request, OnlyRequest):
         request = await _taken(request, context)
     return await read(request)
@@ -165,7 +165,7 @@ async def _incoming(request: Any, context: Any, read: Callable[[Any], Awaitable[
 async def _taken(request: OnlyRequest, context: Any) -> Any:
     """The only request of a call, in its turn. Raises InvalidRequest where none comes."""
     try:
-        taken = await hand_over().take(anext(aiter(request.messages)), _caller_of(context))
+        taken = await hand_over().take(anext(aiter(request.messages)), _sender_of(context))
     except StopAsyncIteration:
         raise errors.InvalidRequest("the call has no message; send one, which may be empty") from None
     if isinstance(taken, Unparsed):
@@ -173,10 +173,10 @@ async def _taken(request: OnlyRequest, context: Any) -> Any:
     return taken
 
 
-def _caller_of(context: Any) -> Caller:
+def _sender_of(context: Any) -> MessageSender:
     metadata = context.invocation_metadata() or ()
     credentials = next((value for name, value in metadata if name == HEADER), "")
-    return Caller(host_of(context.peer()), str(credentials))
+    return MessageSender(host_of(context.peer()), hash(credentials))
 
 
 async def _as_it_is(request: Any) -> Any:

@@ -13,13 +13,21 @@ import pytest
 
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from outrider.wire.channel import server_options
-from outrider.wire.incoming.hand_over import BYTE_S, MOST_DEBTORS, PAUSE, SHARE, Caller, Debts, HandOver
+from outrider.wire.incoming.hand_over import (
+    BYTE_S,
+    MOST_DEBTORS,
+    PAUSE,
+    SHARE,
+    Debts,
+    HandOver,
+    MessageSender,
+)
 from outrider.wire.incoming.unparsed import Unparsed, unparsed
 from outrider.wire.status import guarded
 from tests.in_time import in_time
 
 MB = 2**20
-MAD, CALM = Caller("ipv4:10.0.0.1", "Bearer mad"), Caller("ipv4:10.0.0.2", "Bearer calm")
+MAD, CALM = MessageSender("ipv4:10.0.0.1", 1), MessageSender("ipv4:10.0.0.2", 2)
 CALLS = 24
 SENDER = f"""
 import sys, threading, grpc
@@ -71,14 +79,17 @@ def test_a_debt_is_paid_off_with_the_time() -> None:
 def test_a_caller_that_invents_credentials_owes_what_its_host_owes() -> None:
     debts = Debts()
     debts.add(MAD, 0.010, now=5.0)
-    invented, neighbour = Caller(MAD.host, "Bearer invented"), Caller(MAD.host, "Bearer neighbour")
+    invented, neighbour = (
+        MessageSender(MAD.host, "Bearer invented"),
+        MessageSender(MAD.host, "Bearer neighbour"),
+    )
     assert 0.0 < debts.of(invented, now=5.0) == debts.of(neighbour, now=5.0) < debts.of(MAD, now=5.0)
 
 
 def test_debts_that_are_paid_take_no_memory() -> None:
     debts = Debts()
     for number in range(3 * MOST_DEBTORS):
-        debts.add(Caller(f"ipv4:10.0.0.{number}", ""), 0.001, now=float(number))
+        debts.add(MessageSender(f"ipv4:10.0.0.{number}", 0), 0.001, now=float(number))
     assert len(debts._even_at) <= MOST_DEBTORS + 2
 
 

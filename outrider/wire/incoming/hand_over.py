@@ -4,7 +4,7 @@ gRPC copies an arrived message into Python in one piece, when the task that aske
 of the event loop for each MiB. Tasks wake up one after the other, so many large messages that have arrived at
 once would hold the loop for as long as all of them take. Here a task that wakes up waits for its turn before
 the copy is made, and the loop has a pause behind every large message. Who sent the fewest bytes of late comes
-first, so a small message waits for one copy and one pause, however many large ones another caller has sent.
+first, so a small message waits for one copy and one pause, however many large ones somebody else has sent.
 
 The size of a message is known only when it has been copied.
 """
@@ -26,39 +26,38 @@ BYTE_S = 1.5e-9
 PAUSE = 4.0
 """How many times as long as a large message's copy the pause behind it is."""
 SHARE = 0.1
-"""The share of the loop's time that pays a caller's debt off."""
+"""The share of the loop's time that pays a sender's debt off."""
 MOST_WAITING = 256
 """While more messages than this wait there are no pauses: the memory that they take has to come back."""
 MOST_DEBTORS = 1024
-"""Callers with debts after which those are forgotten that have none any more."""
+"""Senders with debts after which those are forgotten that have none any more."""
 
 
-class Caller(NamedTuple):
+class MessageSender(NamedTuple):
     """Who sends a message, as far as that is known before it is read."""
 
     host: str
-    """The caller's address without its port."""
-    credentials: str
-    """The header of authorization, unchecked; empty: none came. Whoever invents new ones is known by the
-    host."""
+    """The sender's address without its port."""
+    credentials: int
+    """Hash of the header of authorization, unchecked: whoever invents new ones is known by the host."""
 
 
 class Debts:
-    """How much of the loop's time callers have had of late. Pure: the caller passes the time."""
+    """How much of the loop's time senders have had of late. Pure: the caller passes the time."""
 
     def __init__(self) -> None:
-        self._even_at: dict[str | Caller, float] = {}
+        self._even_at: dict[str | MessageSender, float] = {}
 
-    def add(self, caller: Caller, cost_s: float, now: float) -> None:
+    def add(self, sender: MessageSender, cost_s: float, now: float) -> None:
         """Counts a message that took this long to copy."""
         if len(self._even_at) > MOST_DEBTORS:
             self._even_at = {who: at for who, at in self._even_at.items() if at > now}
-        for who in (caller, caller.host):
+        for who in (sender, sender.host):
             self._even_at[who] = max(now, self._even_at.get(who, now)) + cost_s / SHARE
 
-    def of(self, caller: Caller, now: float) -> float:
-        """Seconds until nothing is held against the caller any more; 0: nothing is."""
-        return sum(max(0.0, self._even_at.get(who, now) - now) for who in (caller, caller.host))
+    def of(self, sender: MessageSender, now: float) -> float:
+        """Seconds until nothing is held against the sender any more; 0: nothing is."""
+        return sum(max(0.0, self._even_at.get(who, now) - now) for who in (sender, sender.host))
 
 
 class Arriving(Generic[T]):
@@ -81,9 +80,9 @@ class Arriving(Generic[T]):
             self._steps.throw(error)
             raise
 
-    def copied(self) -> "Copied[T]":
+    def copied(self) -> "_Rest[T]":
         """Awaiting the result makes the copy, and raises what gRPC raises."""
-        return Copied(self._steps)
+        return _Rest(self._steps)
 
     def drop(self) -> T | None:
         """Makes the copy, which alone frees gRPC's memory, for nobody; returns it where there is one."""
@@ -97,7 +96,7 @@ class Arriving(Generic[T]):
         return None
 
 
-class Copied(Generic[T]):
+class _Rest(Generic[T]):
     """The rest of the way of a message that has arrived."""
 
     def __init__(self, steps: Generator[Any, Any, T]) -> None:
@@ -119,12 +118,12 @@ class HandOver:
 
     def __init__(self) -> None:
         self._debts = Debts()
-        self._waiting: dict[Caller, deque[_Waiting]] = {}
+        self._waiting: dict[MessageSender, deque[_Waiting]] = {}
         self._count = 0
         self._free_at = 0.0
         self._taken = False
 
-    async def take(self, message: Awaitable[T], caller: Caller) -> T:
+    async def take(self, message: Awaitable[T], sender: MessageSender) -> T:
         """The message, once it has arrived and has its turn. Raises what awaiting it raises.
 
         Args:
@@ -135,18 +134,18 @@ class HandOver:
         if arriving.here:
             return arriving.here[0]
         if self._count or self._taken or time.monotonic() < self._free_at:
-            await self._turn(arriving, caller)
+            await self._turn(arriving, sender)
         self._taken = True
         taken: T | None = None
         try:
             taken = await arriving.copied()
         finally:
-            self._copied(taken, caller)
+            self._copied(taken, sender)
         return taken
 
-    async def _turn(self, arriving: Arriving[Any], caller: Caller) -> None:
+    async def _turn(self, arriving: Arriving[Any], sender: MessageSender) -> None:
         waiting = _Waiting(arriving, asyncio.get_running_loop().create_future())
-        self._waiting.setdefault(caller, deque()).append(waiting)
+        self._waiting.setdefault(sender, deque()).append(waiting)
         self._count += 1
         if self._count == 1 and not self._taken:
             self._call_next()
@@ -154,7 +153,7 @@ class HandOver:
             await waiting.turn
         except asyncio.CancelledError:
             if waiting.turn.done() and not waiting.turn.cancelled():  # cancelled as its turn came
-                self._copied(arriving.drop(), caller)
+                self._copied(arriving.drop(), sender)
             raise
 
     def _call_next(self) -> None:
@@ -167,37 +166,37 @@ class HandOver:
             loop.call_soon(self._next)
 
     def _next(self) -> None:
-        caller = self._first(time.monotonic())
-        of_caller = self._waiting.pop(caller)
-        waiting = of_caller.popleft()
-        if of_caller:
-            self._waiting[caller] = of_caller  # behind the others
+        sender = self._first(time.monotonic())
+        of_sender = self._waiting.pop(sender)
+        waiting = of_sender.popleft()
+        if of_sender:
+            self._waiting[sender] = of_sender  # behind the others
         self._count -= 1
         self._taken = True
         if waiting.turn.cancelled():
-            self._copied(waiting.arriving.drop(), caller)
+            self._copied(waiting.arriving.drop(), sender)
         else:
             waiting.turn.set_result(None)
 
-    def _first(self, now: float) -> Caller:
+    def _first(self, now: float) -> MessageSender:
         """Who comes next: of those who have had the least of late, the one that has waited longest."""
         least, found = float("inf"), None
-        for caller in self._waiting:
-            debt = self._debts.of(caller, now)
+        for sender in self._waiting:
+            debt = self._debts.of(sender, now)
             if debt < least:
-                least, found = debt, caller
+                least, found = debt, sender
             if not debt:
                 break
         assert found is not None
         return found
 
-    def _copied(self, message: object, caller: Caller) -> None:
+    def _copied(self, message: object, sender: MessageSender) -> None:
         """Counts a copy that was made; the next message has its turn after the pause behind it."""
         self._taken = False
         size = len(message.data) if isinstance(message, Unparsed) else 0
         if size > SMALL_BYTES:
             cost_s, now = size * BYTE_S, time.monotonic()
-            self._debts.add(caller, cost_s, now)
+            self._debts.add(sender, cost_s, now)
             self._free_at = now + PAUSE * cost_s
         if self._count:
             self._call_next()

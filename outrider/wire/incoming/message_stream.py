@@ -13,7 +13,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, I
 from contextlib import contextmanager
 from typing import Any, Self
 
-from outrider.wire.incoming.hand_over import Caller, hand_over
+from outrider.wire.incoming.hand_over import MessageSender, hand_over
 from outrider.wire.incoming.unparsed import Unparsed
 
 SHARE = 0.1
@@ -143,8 +143,8 @@ class MessageStream:
         messages: of gRPC.
         peer: the peer's address, for the log.
         read: turns what came into what the method takes.
-        caller: who sends, of a stream that gRPC's server hands over: its messages wait for their turns among
-            those of all callers. None: they are handed over as they come.
+        sender: who sends, of a stream that gRPC's server hands over: its messages wait for their turns among
+            those of all senders. None: they are handed over as they come.
     """
 
     def __init__(
@@ -152,10 +152,10 @@ class MessageStream:
         messages: AsyncIterable[Any],
         peer: Callable[[], str],
         read: Callable[[Any], Awaitable[Any]],
-        caller: Caller | None = None,
+        sender: MessageSender | None = None,
     ) -> None:
         self._stream = messages
-        self._caller = caller
+        self._sender = sender
         self._messages: AsyncIterator[Any] | None = None
         self._peer = peer
         self._read = read
@@ -179,6 +179,6 @@ class MessageStream:
         return await self._read(message)
 
     def _next(self, messages: AsyncIterator[Any]) -> Awaitable[Any]:
-        if self._caller is None:
+        if self._sender is None:
             return anext(messages)
-        return hand_over().take(anext(messages), self._caller)
+        return hand_over().take(anext(messages), self._sender)
