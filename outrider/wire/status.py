@@ -176,7 +176,8 @@ async def _taken(request: OnlyRequest, context: Any) -> Any:
 def _sender_of(context: Any) -> MessageSender:
     metadata = context.invocation_metadata() or ()
     credentials = next((value for name, value in metadata if name == HEADER), "")
-    return MessageSender(host_of(context.peer()), hash(credentials))
+    connection = context.peer()
+    return MessageSender(host_of(connection), connection, hash(credentials))
 
 
 async def _as_it_is(request: Any) -> Any:

@@ -27,7 +27,8 @@ from outrider.wire.status import guarded
 from tests.in_time import in_time
 
 MB = 2**20
-MAD, CALM = MessageSender("ipv4:10.0.0.1", 1), MessageSender("ipv4:10.0.0.2", 2)
+MAD = MessageSender("ipv4:10.0.0.1", "ipv4:10.0.0.1:1001", 1)
+CALM = MessageSender("ipv4:10.0.0.2", "ipv4:10.0.0.2:1002", 2)
 CALLS = 24
 SENDER = f"""
 import sys, threading, grpc
@@ -71,26 +72,26 @@ def soon() -> "asyncio.Future[None]":
 def test_a_debt_is_paid_off_with_the_time() -> None:
     debts = Debts()
     debts.add(MAD, 0.010, now=5.0)
-    assert debts.of(MAD, now=5.0) == pytest.approx(2 * 0.010 / SHARE)
+    assert debts.of(MAD, now=5.0) == pytest.approx(3 * 0.010 / SHARE)
     assert debts.of(MAD, now=5.0 + 0.010 / SHARE) == 0.0
     assert debts.of(CALM, now=5.0) == 0.0
 
 
-def test_a_caller_that_invents_credentials_owes_what_its_host_owes() -> None:
+def test_new_credentials_and_new_connections_do_not_rid_a_sender_of_its_debts() -> None:
     debts = Debts()
     debts.add(MAD, 0.010, now=5.0)
-    invented, neighbour = (
-        MessageSender(MAD.host, "Bearer invented"),
-        MessageSender(MAD.host, "Bearer neighbour"),
-    )
-    assert 0.0 < debts.of(invented, now=5.0) == debts.of(neighbour, now=5.0) < debts.of(MAD, now=5.0)
+    neighbour = MessageSender(MAD.host, "ipv4:10.0.0.1:1003", 3)
+    invented, dialled = neighbour._replace(connection=MAD.connection), MAD._replace(connection="x:1")
+    owes = debts.of(neighbour, now=5.0)
+    assert 0.0 < owes < debts.of(invented, now=5.0) < debts.of(MAD, now=5.0)
+    assert owes < debts.of(dialled, now=5.0)
 
 
 def test_debts_that_are_paid_take_no_memory() -> None:
     debts = Debts()
     for number in range(3 * MOST_DEBTORS):
-        debts.add(MessageSender(f"ipv4:10.0.0.{number}", 0), 0.001, now=float(number))
-    assert len(debts._even_at) <= MOST_DEBTORS + 2
+        debts.add(MessageSender(f"ipv4:10.0.0.{number}", f"{number}", number), 0.001, now=float(number))
+    assert len(debts._even_at) <= MOST_DEBTORS + 3
 
 
 async def test_a_small_message_comes_before_the_large_ones_that_another_caller_sent_first() -> None:

@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Generator
+from itertools import islice
 from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -23,41 +24,50 @@ T = TypeVar("T")
 
 BYTE_S = 1.5e-9
 """What the copy of each byte is taken to cost, in seconds of the loop's time."""
-PAUSE = 4.0
+PAUSE = 2.0
 """How many times as long as a large message's copy the pause behind it is."""
 SHARE = 0.1
 """The share of the loop's time that pays a sender's debt off."""
-MOST_WAITING = 256
-"""While more messages than this wait there are no pauses: the memory that they take has to come back."""
+MOST_WAITING = 16
+"""While more messages than this wait there are no pauses: the memory that they take has to come back, and
+messages of others may wait behind them."""
+MOST_COMPARED = 256
+"""How many senders are compared for the next turn, of those whose turn was longest ago."""
 MOST_DEBTORS = 1024
 """Senders with debts after which those are forgotten that have none any more."""
 
 
 class MessageSender(NamedTuple):
-    """Who sends a message, as far as that is known before it is read."""
+    """Who sends a message, as far as that is known before it is read.
+
+    A large message is held against all three: whoever invents new credentials, or dials anew for each call,
+    is still known by the rest.
+    """
 
     host: str
     """The sender's address without its port."""
+    connection: str
+    """The sender's address with its port."""
     credentials: int
-    """Hash of the header of authorization, unchecked: whoever invents new ones is known by the host."""
+    """Hash of the header of authorization, unchecked."""
 
 
 class Debts:
     """How much of the loop's time senders have had of late. Pure: the caller passes the time."""
 
     def __init__(self) -> None:
-        self._even_at: dict[str | MessageSender, float] = {}
+        self._even_at: dict[str | int, float] = {}
 
     def add(self, sender: MessageSender, cost_s: float, now: float) -> None:
         """Counts a message that took this long to copy."""
         if len(self._even_at) > MOST_DEBTORS:
             self._even_at = {who: at for who, at in self._even_at.items() if at > now}
-        for who in (sender, sender.host):
+        for who in sender:
             self._even_at[who] = max(now, self._even_at.get(who, now)) + cost_s / SHARE
 
     def of(self, sender: MessageSender, now: float) -> float:
-        """Seconds until nothing is held against the sender any more; 0: nothing is."""
-        return sum(max(0.0, self._even_at.get(who, now) - now) for who in (sender, sender.host))
+        """Seconds until nothing is held against the sender any more, of all three together; 0: nothing is."""
+        return sum(max(0.0, self._even_at.get(who, now) - now) for who in sender)
 
 
 class Arriving(Generic[T]):
@@ -77,7 +87,10 @@ class Arriving(Generic[T]):
         try:
             yield arrival
         except BaseException as error:
-            self._steps.throw(error)
+            if isinstance(arrival, asyncio.Future) and arrival.done() and not arrival.cancelled():
+                self.drop()  # it arrived as its call ended: without the copy its memory would be lost
+            else:
+                self._steps.throw(error)
             raise
 
     def copied(self) -> "_Rest[T]":
@@ -181,7 +194,7 @@ class HandOver:
     def _first(self, now: float) -> MessageSender:
         """Who comes next: of those who have had the least of late, the one that has waited longest."""
         least, found = float("inf"), None
-        for sender in self._waiting:
+        for sender in islice(self._waiting, MOST_COMPARED):
             debt = self._debts.of(sender, now)
             if debt < least:
                 least, found = debt, sender
