@@ -166,6 +166,18 @@ async def test_a_wait_for_a_message_can_be_cancelled() -> None:
     assert not arrivals.copied
 
 
+async def test_a_message_that_arrives_as_its_call_ends_is_freed() -> None:
+    arrivals, order = Arrivals(), HandOver()
+    arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    taking = asyncio.create_task(order.take(arrivals.message("a", 1, arrived), MAD))
+    await asyncio.sleep(0)
+    arrived.set_result(None)
+    taking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await taking
+    assert arrivals.copied == ["a"]  # the copy alone frees what gRPC holds
+
+
 class Servicer(generation_pb2_grpc.GenerationServicer):
     """Methods that look at nothing but their request's size."""
 
@@ -234,6 +246,22 @@ async def test_large_messages_that_arrived_together_leave_the_loop_to_others(met
         said, _ = await answering
     assert int(said) == CALLS
     in_time(longest_s < 0.040, f"{1e3 * longest_s:.0f} ms of the loop's thread without a turn for others")
+
+
+@pytest.mark.parametrize("method", ["Generate", "Cancel"])
+async def test_a_message_that_grpc_refuses_leaves_no_trace_in_the_log(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    unlimited = [("grpc.max_send_message_length", -1)]
+    async with serving() as address, grpc.aio.insecure_channel(address, options=unlimited) as channel:
+        call: Any = channel.stream_unary(f"/outrider.v1.Generation/{method}")
+        for _ in range(8):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call(iter((bytes(9 * MB),)))
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        once: Any = channel.unary_unary("/outrider.v1.Generation/Cancel")
+        assert generation_pb2.CancelResponse.FromString(await once(b"")).found
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 async def test_a_call_of_one_request_that_brings_none_is_refused() -> None:

@@ -17,8 +17,11 @@ from itertools import islice
 from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
+import grpc.aio
+
 from outrider.wire.incoming.shape import SMALL_BYTES
 from outrider.wire.incoming.unparsed import Unparsed
+from speculative.errors import InvalidRequest
 
 T = TypeVar("T")
 
@@ -139,9 +142,20 @@ class HandOver:
     async def take(self, message: Awaitable[T], sender: MessageSender) -> T:
         """The message, once it has arrived and has its turn. Raises what awaiting it raises.
 
+        Raises InvalidRequest where gRPC has refused the message, which is larger than max_message_mb, or has
+        lost it.
+
         Args:
             message: what a stream of gRPC's server returns for the next message.
         """
+        try:
+            return await self._take(message, sender)
+        except grpc.aio.InternalError as error:
+            raise InvalidRequest(
+                "the message did not arrive: it is larger than max_message_mb allows, or its call has ended"
+            ) from error
+
+    async def _take(self, message: Awaitable[T], sender: MessageSender) -> T:
         arriving = Arriving(message)
         await arriving
         if arriving.here:
