@@ -16,6 +16,7 @@ from outrider.lm.contrast import ContrastingLM
 from outrider.lm.kv.blocks import BLOCK
 from outrider.lm.outcome import OutcomeWants
 from outrider.lm.runner import PackedLM
+from outrider.lm.step_profile import profile_steps
 from outrider.runtime.metrics import Metrics
 from outrider.runtime.tracing import Tracing
 from outrider.tokens import TokenTable
@@ -28,7 +29,7 @@ from outrider.wire.workers import WorkerState
 from speculative.errors import Unavailable
 from verifier_service.engine.messages import Command, StepReport
 from verifier_service.engine.step import EngineLimits
-from verifier_service.engine.step_cost import StepCostModel, profile_steps
+from verifier_service.engine.step_cost import StepCostModel
 from verifier_service.engine.thread import EngineThread
 from verifier_service.grammar.grammars import Grammars
 from verifier_service.loading import (
@@ -62,6 +63,11 @@ Context = grpc.aio.ServicerContext[Any, Any]
 WatchRequests = Unparsed[verifier_pb2.WatchRequest] | verifier_pb2.WatchRequest
 
 
+def _measured_costs(target: PackedLM) -> StepCostModel:
+    """What steps of a target take: as measured when its passes were compiled, else measured now."""
+    return StepCostModel.of(target.take_profile() or profile_steps(target))
+
+
 class VerifierServer(verifier_pb2_grpc.VerifierServicer):
     """The verifier's gRPC service: its calls, its start and its stop.
 
@@ -82,7 +88,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         metrics: Metrics,
         fail: Callable[[BaseException], None],
         link_limits: LinkLimits | None = None,
-        measure: Callable[[PackedLM], StepCostModel] = profile_steps,
+        measure: Callable[[PackedLM], StepCostModel] = _measured_costs,
         ranks: int = 1,
     ) -> None:
         self._ranks = ranks
@@ -132,7 +138,13 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         self._describe(target, tokens, weights, proposers, amateur)
         passing = target if amateur is None else ContrastingLM(target, amateur)
         self._engine = EngineThread(
-            passing, _engine_limits(self._settings), self._publish, self._fail, costs, proposers
+            passing,
+            _engine_limits(self._settings),
+            self._publish,
+            self._fail,
+            costs,
+            proposers,
+            target.take_profile,
         )
         reputations = self._ready().reputations
         self._metrics.registry.register(

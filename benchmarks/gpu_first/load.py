@@ -16,8 +16,9 @@ from outrider.lm.graphs.backend_choice import step_ms, use_graphs, use_ragged
 from outrider.lm.graphs.capture import Capture, CudaGraphs, Run, eager
 from outrider.lm.load import check
 from outrider.lm.runner import PackedLM
+from outrider.lm.step_profile import profile_steps
 from speculative.errors import ModelRefused
-from verifier_service.engine.step_cost import profile_steps
+from verifier_service.engine.step_cost import StepCostModel
 
 PYTEST = (
     "-c", "/dev/null", "--rootdir=.", "--import-mode=importlib", "-p", "no:cacheprovider", "--noconftest",
@@ -108,7 +109,7 @@ class Load:
         captures = TimedCaptures(self._machine)
         use_graphs(self._lm, self._kernel, captures)
         began = time.perf_counter()
-        costs = profile_steps(self._lm)
+        costs = StepCostModel.of(profile_steps(self._lm))
         seconds = time.perf_counter() - began
         expected = {rows: round(costs.expected_ms(rows), 3) for rows in (1, 9, 17, 33, 65, 129, 257, 512)}
         fields = {"seconds": round(seconds, 2), "expected_ms": expected}

@@ -46,6 +46,7 @@ from outrider.lm.outcome import MOST_TOP, HostOutcome, Outcome, OutcomeWants, Tr
 from outrider.lm.parallel.rank_group import RankGroup
 from outrider.lm.plan import PassPlan, SequenceRows, kept_rows, rows_asked
 from outrider.lm.profile import FastProfile, Profile
+from outrider.lm.step_profile import StepProfile
 from outrider.lm.weight_only.packing import WeightDtype
 from outrider.lm.weight_only.profile import profile_of
 from speculative.errors import InvalidRequest, ModelRefused
@@ -66,6 +67,8 @@ class PackedLM:
     """Builds the kernel that chooses tokens beside eager passes; None elsewhere."""
     trial: Trial | None = None
     """The check at load, by which compiled passes are checked; None without a check, and once it was used."""
+    _new_profile: StepProfile | None = None
+    """What compiled passes take, until somebody has asked."""
 
     def __init__(
         self,
@@ -274,6 +277,7 @@ class PackedLM:
     def use_compiled(self, runner: CompiledRunner | None) -> None:
         """Runs passes by a compiled package from the next one on, or eagerly; begins a new numerics class."""
         self.compiled = runner
+        self._new_profile = None if runner is None else runner.profile
         self.pool.begin_class(EAGER if runner is None else COMPILED)
 
     def close(self) -> None:
@@ -281,6 +285,11 @@ class PackedLM:
         for beside in (self.compiler, self.builder):
             if beside is not None:
                 beside.close()
+
+    def take_profile(self) -> StepProfile | None:
+        """What compiled passes take, once, where passes have become compiled since they were profiled."""
+        profile, self._new_profile = self._new_profile, None
+        return profile
 
     def take_compiled(self) -> None:
         """Runs compiled passes from now on if they have become ready."""

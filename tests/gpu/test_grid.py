@@ -6,15 +6,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from outrider.lm import step_profile
 from outrider.lm.attention.shapes import BUCKETS, all_shapes, graph_shape, smallest_holding
 from outrider.lm.graphs import backend_choice
 from outrider.lm.graphs.capture import Run
 from outrider.lm.graphs.graph_runner import GraphRunner
 from outrider.lm.plan import PassPlan, SequenceRows
 from outrider.lm.runner import PackedLM
+from outrider.lm.step_profile import profile_steps
 from tests.lm.families import model_of
-from verifier_service.engine import step_cost
-from verifier_service.engine.step_cost import profile_steps
+from verifier_service.engine.step_cost import StepCostModel
 from verifier_service.sessions.request import MAX_NODES
 from verifier_service.settings import VerifierSettings
 
@@ -110,8 +111,8 @@ def test_captures_that_take_long_change_neither_the_profile_nor_what_a_step_take
             runner.capture_all(limit_s, captures.clock)
         captured = captures.captured
         with monkeypatch.context() as patch:
-            patch.setattr(step_cost, "time", SimpleNamespace(perf_counter=captures.clock))
-            costs = profile_steps(lm)
+            patch.setattr(step_profile, "time", SimpleNamespace(perf_counter=captures.clock))
+            costs = StepCostModel.of(profile_steps(lm))
         found.append({rows: costs.expected_ms(rows) for rows in (1, 9, 17, 64, 65, 200, 256, 400)})
         assert captures.captured == captured, "nothing is captured once a service serves"
         assert max(found[-1].values()) < 2 * STEP_S * 1000

@@ -10,9 +10,10 @@ from random import Random
 
 import pytest
 
+from outrider.lm.step_profile import PROFILED
 from speculative.budget import allot
 from speculative.calibration import Calibration
-from verifier_service.engine.step_cost import PROFILED, StepCostModel
+from verifier_service.engine.step_cost import StepCostModel
 
 NODES = 8
 Cost = Callable[[int], float]

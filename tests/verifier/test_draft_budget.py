@@ -2,8 +2,9 @@
 
 import pytest
 
+from outrider.lm.step_profile import PROFILED
 from verifier_service.engine.draft_budget import DecodingCost, DraftBudget
-from verifier_service.engine.step_cost import PROFILED, StepCostModel
+from verifier_service.engine.step_cost import StepCostModel
 
 STEADY = {rows: 5.0 + 0.25 * rows for rows in PROFILED}
 """A step's milliseconds by its rows: mostly its own until there are many."""

@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Sequence
+from itertools import chain, repeat
 from statistics import median
 
 from core_driver import GREEDY
 from ngram_lm import NgramLM, NgramOutcome
 
 from outrider.lm.plan import SequenceRows
+from outrider.lm.step_profile import StepProfile
 from outrider.wire.codec import SessionKey
 from speculative.fragment import Fragment
 from speculative.hashing import prefix_hash
@@ -15,6 +17,7 @@ from speculative.stop import StopChecker
 from verifier_service.engine.messages import InFlight, Offers, Open, StepReport
 from verifier_service.engine.session import Session
 from verifier_service.engine.step import EngineLimits
+from verifier_service.engine.step_cost import StepCostModel
 from verifier_service.engine.thread import EngineThread
 from verifier_service.sessions.request import SessionRequest, SourceSet
 
@@ -45,11 +48,20 @@ class Device(NgramLM):
 class Engine:
     """An engine's turns, taken one by one by the test, and the order of what happens in them."""
 
-    def __init__(self, sessions: int) -> None:
+    def __init__(self, sessions: int, profiles: Sequence[StepProfile | None] = ()) -> None:
         self.events: list[tuple[str, float]] = []
         self.target = Device(self.events)
         limits = EngineLimits(wait_ms_most=0.0)
-        self.thread = EngineThread(self.target, limits, self._published, self._failed)
+        self.costs = StepCostModel({1: 1000 * FORWARD_S, 64: 1000 * FORWARD_S})
+        turns = chain(profiles, repeat(None))
+        self.thread = EngineThread(
+            self.target,
+            limits,
+            self._published,
+            self._failed,
+            self.costs,
+            take_profile=lambda: next(turns),
+        )
         inside = SourceSet(("drafter",), frozenset(), frozenset((1,)))
         for handle in range(1, sessions + 1):
             key, limit = SessionKey("", f"s{handle}"), len(PROMPT) + 100
@@ -97,3 +109,12 @@ def test_drafts_that_come_while_the_target_computes_are_merged_then() -> None:
     engine.turn(1)
 
     assert merged == [0], "the bringer merged all of them while the target computed"
+
+
+def test_passes_of_another_kind_are_weighed_by_their_own_profile_from_the_first_one_on() -> None:
+    steep = StepProfile({1: 1000 * FORWARD_S, 2: 2000 * FORWARD_S, 64: 64000 * FORWARD_S})
+    engine = Engine(sessions=1, profiles=[None, None, steep])
+    engine.turn(2)
+    assert engine.costs.expected_ms(32) < 2 * engine.costs.expected_ms(1)
+    engine.turn(1)
+    assert engine.costs.expected_ms(32) > 25 * engine.costs.expected_ms(1)

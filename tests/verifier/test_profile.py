@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import pytest
 from ngram_lm import NgramLM, NgramOutcome
 
+from outrider.lm import step_profile
 from outrider.lm.plan import SequenceRows
-from verifier_service.engine import step_cost
-from verifier_service.engine.step_cost import StepCostModel, profile_steps
+from outrider.lm.step_profile import profile_steps
+from verifier_service.engine.step_cost import StepCostModel
 
 
 class Clocked(NgramLM):
@@ -30,8 +31,8 @@ class Clocked(NgramLM):
 
 
 def measured(target: Clocked, patch: pytest.MonkeyPatch) -> StepCostModel:
-    patch.setattr(step_cost, "time", SimpleNamespace(perf_counter=lambda: target.now_ms / 1000))
-    costs = profile_steps(target)  # type: ignore[arg-type]
+    patch.setattr(step_profile, "time", SimpleNamespace(perf_counter=lambda: target.now_ms / 1000))
+    costs = StepCostModel.of(profile_steps(target))  # type: ignore[arg-type]
     assert target.pool.used_slots == 0
     return costs
 

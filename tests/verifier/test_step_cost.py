@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 
+from outrider.lm.step_profile import StepProfile
 from verifier_service.engine.step_cost import StepCostModel
 
 PROFILE = {1: 7.0, 4: 8.0, 8: 9.5, 16: 12.0}
@@ -88,3 +89,17 @@ def test_a_long_past_is_not_taken_for_a_busy_neighbour() -> None:
         costs.record(8, 9.5 + 16.0, depth=2064)
     assert costs.expected_ms(8) == pytest.approx(9.5, rel=0.01)
     assert costs.expected_ms(1) == pytest.approx(7.0, rel=0.01)
+
+
+def test_a_new_profile_takes_the_place_of_what_steps_of_the_old_kind_taught() -> None:
+    costs = StepCostModel(PROFILE, session_ms=0.5, depth=64, deeper_ms=0.001)
+    for _ in range(200):
+        costs.record(8, 90.0)
+        costs.record(1, 30.0)
+        costs.record_overhead(2.0, sessions=1)
+    new = StepProfile({1: 1.5, 8: 3.0, 16: 5.0}, session_ms=0.1, depth=32, deeper_ms=0.0005)
+    costs.use(new)
+    for rows, sessions, depth in ((1, 1, 0), (4, 2, 100), (16, 3, 500)):
+        expected = StepCostModel.of(new).expected_ms(rows, sessions, depth)
+        assert costs.expected_ms(rows, sessions, depth) == expected
+    assert costs.step_curve().fixed_ms == pytest.approx(2.0), "what lies between passes is the same"

@@ -4,8 +4,9 @@ import random
 
 import pytest
 
+from outrider.lm.step_profile import PROFILED
 from verifier_service.engine.draft_budget import DecodingCost, DraftBudget
-from verifier_service.engine.step_cost import PROFILED, StepCostModel, StepOverhead
+from verifier_service.engine.step_cost import StepCostModel, StepOverhead
 
 
 def test_sessions_and_nodes_are_told_apart() -> None:

@@ -224,9 +224,6 @@ class SessionPool:
 
         Merging must not end a session. A draft is left if its session's Open may still be on the way, or if
         merging it raises an error, which `take_offers` will raise again.
-
-        A draft that is not merged is for `take_offers` later: its session's Open may still be on the way, or
-        the draft raises an error, and will do so again.
         """
         session = self._sessions.get(handle)
         if session is None or not session.sources.listens_to(fragment.source):

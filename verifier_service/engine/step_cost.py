@@ -1,26 +1,19 @@
-"""What a step costs, by its rows and sessions: a profile taken once at load, corrected by what steps take.
+"""What a step costs, by its rows and sessions: a profile of the passes, corrected by what steps take.
 
 A busy neighbour slows all sizes by one factor. That factor is learnt fast and changes no comparison between
 sizes. Sizes are compared by pairs of successive steps only, which the neighbour slowed alike, so noise does
 not make the choice of sizes swing. Without a profile the first requests would be served badly: the budget
-weighs drafted nodes against what their rows cost. The model is pure; only `profile_steps` runs passes.
+weighs drafted nodes against what their rows cost. Pure.
 """
 
-import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import log2
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.lm.kv.table import SlotTable
-from outrider.lm.plan import SequenceRows
-from outrider.lm.runner import PackedLM
-
-PROFILED = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64, 65, 128, 256)
-"""Numbers of rows to be profiled. Kernels work in tiles, so both sides of likely edges are among them."""
+from outrider.lm.step_profile import StepProfile
 
 _SCALE_WEIGHT = 0.2
 _SIZE_WEIGHT = 0.05
@@ -118,13 +111,25 @@ class StepCostModel:
         depth: float = 0.0,
         deeper_ms: float = 0.0,
     ) -> None:
-        points = sorted((profile or {}).items())
+        self._overhead = StepOverhead()
+        self.use(StepProfile(profile or {}, session_ms, depth, deeper_ms))
+
+    @classmethod
+    def of(cls, profile: StepProfile) -> "StepCostModel":
+        """The model that a profile gives."""
+        model = cls()
+        model.use(profile)
+        return model
+
+    def use(self, profile: StepProfile) -> None:
+        """Begins anew with this profile, as passes are of another kind now; what lies between them stays."""
+        points = sorted(profile.ms_by_rows.items())
         self._rows = np.array([rows for rows, _ in points])
         # No larger step is faster: where one was, its measurement was wrong.
         self._ms = np.maximum.accumulate(np.array([ms for _, ms in points], dtype=np.float64))
-        self._session_ms = session_ms
-        self._depth = depth
-        self._deeper_ms = deeper_ms
+        self._session_ms = profile.session_ms
+        self._depth = profile.depth
+        self._deeper_ms = profile.deeper_ms
         self._scale: float | None = 1.0 if points else None
         self._correction = [1.0] * (_SIZES + 1)
         self._profiled = np.empty(0)
@@ -133,7 +138,6 @@ class StepCostModel:
         """The same as corrected by steps; out of date where it is empty."""
         self._compared = 0
         self._last: tuple[int, float] | None = None
-        self._overhead = StepOverhead()
 
     def record(self, rows: int, milliseconds: float, sessions: int = 1, depth: float = 0.0) -> None:
         """Learns from the forward of one step; arguments as for `expected_ms`."""
@@ -267,84 +271,3 @@ def _sizes(count: int) -> NDArray[np.int64]:
     sizes = np.arange(count)
     sizes[0] = 1
     return sizes
-
-
-log = logging.getLogger(__name__)
-
-_CONTEXT = 64
-_SESSIONS = 4
-_REPEATS = 3
-_BUDGET_S = 2.0
-"""Seconds of measuring, after which a slow target is measured at no more sizes and without a long past."""
-_DEEP = 1024
-"""Cached positions of a long past; at most half of those that a session may have."""
-_CHUNK = 128
-_ROWS = 64
-
-
-def profile_steps(target: PackedLM) -> StepCostModel:
-    """The cost model of a target, from the fastest of a few passes of each size."""
-    longest = min(target.max_length, target.pool.max_slots // _SESSIONS)
-    context = min(_CONTEXT, longest // 2)
-    tables = [target.table() for _ in range(_SESSIONS)]
-    try:
-        for table in tables:
-            _extend(target, table, context)
-        sizes = [rows for rows in PROFILED if rows <= longest - context]
-        for rows in sizes if target.passes not in ("eager", "ragged") else ():
-            # A size may be captured, and its kernels compiled, as it first occurs.
-            _pass_ms(target, tables[:1], rows)
-        return _measured(target, tables, sizes, min(_DEEP, longest // 2))
-    finally:
-        for table in tables:
-            target.release(table)
-
-
-def _measured(
-    target: PackedLM, tables: Sequence[SlotTable], sizes: Sequence[int], deep: int
-) -> StepCostModel:
-    alone: dict[int, float] = {}
-    together = float("inf")
-    ends = time.perf_counter() + _BUDGET_S
-    for _ in range(_REPEATS):
-        for rows in sizes:
-            if time.perf_counter() < ends or rows <= sizes[0]:
-                alone[rows] = min(_pass_ms(target, tables[:1], rows), alone.get(rows, float("inf")))
-        together = min(_pass_ms(target, tables, 1), together)
-    session_ms = (together - StepCostModel(alone).expected_ms(_SESSIONS)) / (_SESSIONS - 1)
-    depth = tables[0].length
-    deeper_ms = _deeper_ms(target, tables[0], alone, deep) if time.perf_counter() < ends else 0.0
-    by_rows = {rows: round(ms, 2) for rows, ms in alone.items()}
-    fields = {"ms_by_rows": by_rows, "ns_by_row_and_position": round(deeper_ms * 1e6)}
-    log.info("steps take", extra={"fields": fields})
-    return StepCostModel(alone, max(0.0, session_ms), depth, deeper_ms)
-
-
-def _deeper_ms(target: PackedLM, table: SlotTable, alone: Mapping[int, float], deep: int) -> float:
-    """Ms that one more cached position adds for each row, from passes of one session with a long past."""
-    before = table.length
-    ends = time.perf_counter() + _BUDGET_S
-    while table.length < deep and time.perf_counter() < ends:
-        _extend(target, table, min(_CHUNK, deep - table.length))
-    if table.length < 2 * before or _ROWS not in alone:
-        return 0.0
-    took_ms = min(_pass_ms(target, [table], _ROWS) for _ in range(_REPEATS))
-    return max(0.0, took_ms - alone[_ROWS]) / (_ROWS * (table.length - before))
-
-
-def _extend(target: PackedLM, table: SlotTable, rows: int) -> None:
-    """Computes `rows` more cached positions."""
-    target.forward([SequenceRows(table, (0,) * rows, tuple(range(-1, rows - 1)), ())])
-    table.keep(range(rows))
-
-
-def _pass_ms(target: PackedLM, tables: Sequence[SlotTable], rows: int) -> float:
-    """Ms of one pass of `rows` rows of each session, all their logits wanted: siblings, or else a chain."""
-    parents = tuple(range(-1, rows - 1)) if target.pool.chains_only else (-1,) * rows
-    sequences = [SequenceRows(table, (0,) * rows, parents, tuple(range(rows))) for table in tables]
-    began = time.perf_counter()
-    target.forward(sequences).rows()
-    took_ms = (time.perf_counter() - began) * 1000
-    for table in tables:
-        table.drop_nodes()
-    return took_ms

@@ -14,6 +14,7 @@ from threading import Lock
 from types import MappingProxyType
 
 from outrider.lm.parallel.rank_group import RankLost
+from outrider.lm.step_profile import StepProfile
 from outrider.runtime.stalls.awake_clock import AwakeClock
 from speculative.fragment import Fragment
 from verifier_service.engine.core import AwaitDrafts, EngineCore, Idle, TargetPass
@@ -112,6 +113,7 @@ class EngineThread:
         fail: called once if the engine cannot go on, from the engine's thread.
         costs: what steps of this target take, as far as that is known.
         proposers: batched proposers, by source name.
+        take_profile: what passes take if they have just become another kind; else None.
     """
 
     def __init__(
@@ -122,6 +124,7 @@ class EngineThread:
         fail: Callable[[BaseException], None],
         costs: StepCostModel | None = None,
         proposers: Mapping[str, BatchedProposer] = MappingProxyType({}),
+        take_profile: Callable[[], StepProfile | None] = lambda: None,
     ) -> None:
         self.timings = Timings()
         costs = costs or StepCostModel()
@@ -130,6 +133,8 @@ class EngineThread:
         kv = KVCache(target.pool, limits.reuse_prefixes, limits.lease_s)
         self.core = EngineCore(kv, limits, costs, self._clock, proposers)
         self._target = target
+        self._costs = costs
+        self._take_profile = take_profile
         self._publish = publish
         self._fail = fail
         self._inbox = EngineInbox(self.core.sessions.merge)
@@ -223,6 +228,8 @@ class EngineThread:
             self._forward_failed(begun, error)
         else:
             self._failures = 0
+            if (profile := self._take_profile()) is not None:
+                self._costs.use(profile)
             times = self._clock.end(begun.rows, sessions, begun.depth, begun.nodes)
             self.core.finish(begun, outcome, times)
 

@@ -30,6 +30,7 @@ from outrider.lm.kv.table import SlotTable
 from outrider.lm.linear import PackedLinear
 from outrider.lm.outcome import HostOutcome
 from outrider.lm.plan import PassPlan, SequenceRows
+from outrider.lm.step_profile import profile_steps
 from speculative.errors import ModelRefused
 
 if TYPE_CHECKING:
@@ -182,10 +183,11 @@ class PassCompiler:
         self._require_open()
         package = PassPackage(folder, constants)
         try:
-            self._trial.verify(_PackagedLM(self._lm, package, self._require_open))
+            passes = _PackagedLM(self._lm, package, self._require_open)
+            self._trial.verify(passes)
         except ModelRefused as error:
             raise CompileFailed(f"compiled passes are wrong: {error}") from error
-        return CompiledRunner(package, self._lm.pool)
+        return CompiledRunner(package, self._lm.pool, profile_steps(passes))
 
     def _require_open(self) -> None:
         """Raises CompileFailed once the compiler is closed; called between two stages of loading."""
@@ -213,20 +215,26 @@ def check_compilable(lm: "PackedLM") -> None:
 
 
 class _PackagedLM:
-    """A package as the check at load runs it: passes over a pool of its own, beside a serving model."""
+    """A package as it is checked and profiled: passes over a pool of its own, beside a serving model."""
 
     def __init__(self, lm: "PackedLM", package: PassPackage, require_open: Callable[[], None]) -> None:
         self.model = lm.model
         self.model_type = lm.model_type
         self.forward_calls = 0
         self.rows = 0
-        self._pool = SlotPool(lm.pool.layout, max_slots=64 * lm.max_length, initial_slots=BLOCK)
-        self._runner = CompiledRunner(package, self._pool)
+        self.max_length = lm.max_length
+        self.pool = SlotPool(lm.pool.layout, max_slots=64 * lm.max_length, initial_slots=BLOCK)
+        self._runner = CompiledRunner(package, self.pool)
         self._require_open = require_open
+
+    @property
+    def passes(self) -> str:
+        """``compiled``."""
+        return "compiled"
 
     def table(self) -> SlotTable:
         """A slot table for a new session."""
-        return SlotTable(self._pool)
+        return SlotTable(self.pool)
 
     def release(self, table: SlotTable) -> None:
         """Returns a session's slots."""
@@ -236,7 +244,7 @@ class _PackagedLM:
     def forward(self, sequences: Sequence[SequenceRows]) -> HostOutcome:
         """One compiled pass; see `PackedLM.forward`. Raises CompileFailed once the compiler is closed."""
         self._require_open()
-        plan = PassPlan(sequences, self._pool, torch.float32)
+        plan = PassPlan(sequences, self.pool, torch.float32)
         computed = self._runner.forward(plan, plan.ids(sequences), plan.wanted(sequences))
         plan.keep_nodes()
         return HostOutcome(computed.logits)

@@ -18,6 +18,7 @@ from outrider.lm.device.layout import NO_ASKS, Asks
 from outrider.lm.graphs.graph_runner import Computed
 from outrider.lm.kv.pool import SlotPool
 from outrider.lm.plan import PassPlan
+from outrider.lm.step_profile import StepProfile
 
 
 class PassPackage:
@@ -48,7 +49,9 @@ def panel_width(folder: Path) -> int:
 class CompiledRunner:
     """Runs every pass of a model by one compiled package. Takes the place of a `GraphRunner`."""
 
-    def __init__(self, package: PassPackage, pool: SlotPool) -> None:
+    def __init__(self, package: PassPackage, pool: SlotPool, profile: StepProfile | None = None) -> None:
+        self.profile = profile
+        """What the passes take, if that was measured."""
         self._package = package
         self._pool = pool
         self._planes: list[int] = []

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from outrider.lm.large_pages import LargePages
 from outrider.lm.linear import PackedLinear, Product
 from outrider.lm.weight_only.product import WeightOnlyProduct
 
@@ -59,14 +60,14 @@ def constants_of(model: nn.Module, width: int) -> dict[str, torch.Tensor]:
     The model's own tensors are shared, not copied. Panels are a second copy of the weights of linear layers,
     unless eager passes read panels too (`WeightOnlyProduct`).
     """
-    found = own_constants(model)
+    found, memory = own_constants(model), LargePages()
     for index, product in enumerate(products_of(model)):
         if isinstance(product, WeightOnlyProduct):
             found[WEIGHTS + panel_name(index)] = product.packed.panels
             if product.packed.scales is not None:
                 found[WEIGHTS + scales_name(index)] = product.packed.scales
         else:
-            found[WEIGHTS + panel_name(index)] = panels_of(product.weight(), width)
+            found[WEIGHTS + panel_name(index)] = memory.place(panels_of(product.weight(), width))
     return found
 
 

@@ -1,9 +1,12 @@
 """Products of linear layers with weights in bfloat16 or int8; what a model's linear layers are rounded to."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from outrider.lm.large_pages import LargePages
 from outrider.lm.linear import stacked_bias, stacked_weight
 from outrider.lm.weight_only.kernel import WeightOnlyKernel
 from outrider.lm.weight_only.packing import PackedWeight, WeightDtype, rounded
@@ -12,10 +15,13 @@ from outrider.lm.weight_only.packing import PackedWeight, WeightDtype, rounded
 class WeightOnlyProduct:
     """The stacked weights of layers with one input, kept as panels alone. A `linear.Product`."""
 
-    def __init__(self, layers: list[nn.Linear], name: WeightDtype, kernel: WeightOnlyKernel) -> None:
+    def __init__(
+        self, layers: list[nn.Linear], name: WeightDtype, kernel: WeightOnlyKernel, memory: LargePages
+    ) -> None:
         weight = stacked_weight(layers)
         self.out_features, self.in_features = weight.shape
-        self.packed = PackedWeight.of(weight, name, kernel.width)
+        packed = PackedWeight.of(weight, name, kernel.width)
+        self.packed = replace(packed, panels=memory.place(packed.panels))
         """Panels and scales, which compiled passes read too."""
         self.bias = stacked_bias(layers)
         self.rows: torch.Tensor | None = None

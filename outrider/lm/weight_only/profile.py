@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from outrider.lm.deterministic.profile import Deterministic
 from outrider.lm.kv.pool import KVLayout
+from outrider.lm.large_pages import LargePages
 from outrider.lm.linear import pack_linears
 from outrider.lm.norm import fuse_norms
 from outrider.lm.profile import FastProfile, Profile
@@ -94,10 +95,10 @@ class WeightOnly(FastProfile):
 
     def pack(self, lm: "PackedLM") -> None:
         """Keeps linear layers as panels in the format, and fuses norms."""
-        kernel = self._kernel()
+        kernel, memory = self._kernel(), LargePages()
 
         def product_of(layers: list[nn.Linear]) -> WeightOnlyProduct:
-            return WeightOnlyProduct(layers, self.weight_dtype, kernel)
+            return WeightOnlyProduct(layers, self.weight_dtype, kernel, memory)
 
         fuse_norms(lm.model)
         pack_linears(lm.model, lm.find_layout, product_of)

@@ -134,6 +134,10 @@ def test_a_second_load_takes_the_package_from_the_cache(
     lm.compile_passes("auto", cache)
     assert lm.compiled is not None
     assert sorted(cache.rglob("pass.so")) == packages
+    profile = lm.take_profile()
+    assert profile is not None
+    assert profile.ms_by_rows[1] > 0
+    assert lm.take_profile() is None
     lm.close()
 
 

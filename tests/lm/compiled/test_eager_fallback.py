@@ -13,6 +13,7 @@ from outrider.compiling.toolchain import find_compiler
 from outrider.lm.compiled.panels import panels_of
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
+from outrider.lm.step_profile import StepProfile
 from speculative.errors import InvalidRequest
 from tests.lm.families import logits_of
 
@@ -105,6 +106,8 @@ def test_closing_a_model_ends_the_wait_for_compiled_passes_and_the_child(
 
 
 class _Failing:
+    profile = StepProfile({1: 1.5, 8: 3.0})
+
     def forward(self, plan: object, ids: Sequence[int], wanted: Sequence[int]) -> object:
         raise RuntimeError("a package failed")
 
@@ -116,6 +119,7 @@ def test_a_package_that_fails_in_a_pass_is_given_up_and_the_pass_runs_eagerly(
     before = rows(lm)
     lm.use_compiled(_Failing())  # type: ignore[arg-type]
     assert lm.numerics == "cpu float32 compiled"
+    assert [lm.take_profile() for _ in range(2)] == [_Failing.profile, None], "it is asked for once"
     with caplog.at_level(logging.WARNING):
         assert torch.equal(rows(lm), before)
         assert torch.equal(rows(lm), before)

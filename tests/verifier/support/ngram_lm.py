@@ -15,6 +15,7 @@ from outrider.lm.kv.pool import KVLayout, SlotPool
 from outrider.lm.kv.table import SlotTable
 from outrider.lm.outcome import OutcomeWants, TransferCounts
 from outrider.lm.plan import PassPlan, SequenceRows
+from outrider.lm.step_profile import StepProfile
 from outrider.tokens import ChatTemplate
 from speculative.digest import HostDigest
 
@@ -75,6 +76,10 @@ class NgramLM:
 
     def compile_passes(self, passes: str, cache_dir: Path | None) -> None:
         """There is nothing to compile."""
+
+    def take_profile(self) -> StepProfile | None:
+        """There are no compiled passes."""
+        return None
 
     def close(self) -> None:
         """There is nothing to end."""
