@@ -131,6 +131,18 @@ def streams() -> Sequence[Input]:
     ]
 
 
+def large_at_once() -> Sequence[Input]:
+    """Messages just below the largest that gRPC takes, many at a time: with the key, and with a wrong one."""
+    texts = [generate(start(text="x" * (size * MB - 1_000))) for size in (1, 4, 8)]
+    cancel = pb.CancelRequest(session="s" * (4 * MB - 1_000)).SerializeToString()
+    large = call("orchestrator", GENERATE, cancel)
+
+    async def keyless(ports: Ports) -> str:
+        return await large(Ports(ports.http, ports.addresses, "wrong"))
+
+    return [*texts * 32, *[call("orchestrator", "Generation/Cancel", cancel), keyless] * 32]
+
+
 def frames() -> Sequence[Input]:
     """HTTP/2 below gRPC: floods of settings, pings and resets, and streams that are opened and left."""
 
@@ -194,5 +206,6 @@ CLASSES = [
     HostileClass("grpc strings", strings),
     HostileClass("grpc junk", junk),
     HostileClass("grpc streams", streams, at_once=32),
+    HostileClass("grpc large at once", large_at_once, at_once=64),
     HostileClass("grpc frames", frames),
 ]

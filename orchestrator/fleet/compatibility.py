@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.fleet.target_model import ModelIdentity
+from outrider.wire.channel import least_message_mb
 from outrider.wire.workers import CONTRACT
 
 
@@ -18,7 +19,7 @@ class Refusal:
     """The reason why a worker is not used."""
 
     kind: str
-    """What is wrong with the worker: contract, model, tokenizer or name."""
+    """What is wrong with the worker: contract, message, model, tokenizer or name."""
     why: str
     """The reason, for the person who can repair it."""
 
@@ -43,6 +44,21 @@ def contract_refusal(spoken: int) -> Refusal | None:
     return Refusal(
         "contract",
         f"it speaks version {spoken} of the contract, this orchestrator {CONTRACT}: upgrade the older",
+    )
+
+
+def message_refusal(context: int, vocabulary_size: int, max_message_mb: int) -> Refusal | None:
+    """Why a verifier of this context is refused by an orchestrator of this bound; None: its requests pass.
+
+    The verifier has a bound of its own, which it checks as it starts.
+    """
+    least_mb = least_message_mb(context, vocabulary_size)
+    if max_message_mb >= least_mb:
+        return None
+    return Refusal(
+        "message",
+        f"requests to its context of {context} tokens take up to {least_mb} MiB, and this orchestrator has "
+        f"max_message_mb = {max_message_mb}: give {least_mb} or more, to every process of the deployment",
     )
 
 

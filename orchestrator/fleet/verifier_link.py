@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
-from orchestrator.fleet.compatibility import Refusal, contract_refusal
+from orchestrator.fleet.compatibility import Refusal, contract_refusal, message_refusal
 from orchestrator.fleet.liveness import LivenessJudge, Verdict
 from orchestrator.fleet.peers import turn_to_call
 from orchestrator.fleet.target_model import TargetModel, read_tokenizer, target_from_wire
@@ -140,6 +140,7 @@ class VerifierLink:
         self._patience = patience or Patience()
         self._answered = False
         self._first_calls = first_calls
+        self._max_message_mb = max_message_mb
         self._channel = open_channel(address, max_message_mb, certificates=certificates, role="verifier")
         self._stub: VerifierAsyncStub = VerifierStub(self._channel)
         self._readers: dict[int, SessionReader] = {}
@@ -271,7 +272,9 @@ class VerifierLink:
         async with turn_to_call(self._first_calls, self._answered):
             described = await self._stub.Describe(verifier_pb2.VerifierDescribeRequest(), timeout=DESCRIBE_S)
         self._answered = True
-        self.refusal = contract_refusal(described.contract)
+        self.refusal = contract_refusal(described.contract) or message_refusal(
+            described.max_length, described.vocabulary_size, self._max_message_mb
+        )
         if self.refusal is not None:
             raise InvalidRequest(self.refusal.why)
         self.numerics = described.numerics

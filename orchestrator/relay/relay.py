@@ -73,6 +73,7 @@ class Relay:
         self._mover.add(relayed)
         come = asyncio.Event()
         turn = self._turns[target.name].enter(request.key.tenant, request.choices, come.set)
+        known: Whereabouts | None = None
         try:
             known = await self._begun(come, opener, state, deadline, request, target.name)
             state.cancelled = state.cancelled or known.cancelled
@@ -85,6 +86,8 @@ class Relay:
             turn.leave()
             self._mover.drop(relayed)
             relayed.use(())
+            if known is not None and opener.first and not relayed.epoch:
+                self._end_earlier(request.key, known, opener.first)
             if self._running.get(request.key) is state:
                 del self._running[request.key]
             if relayed.ended or not request.resumable or not relayed.epoch:
@@ -144,9 +147,12 @@ class Relay:
         return known
 
     def _end_earlier(self, key: SessionKey, known: Whereabouts, epoch: int) -> None:
-        """End the session's earlier request, which one that waited under this epoch took off the record.
+        """End the session's earlier request, which one that was never opened took off the record.
 
-        The waiting one may never be opened, and a Cancel finds the record's request alone.
+        A Cancel finds the record's request alone.
+
+        Args:
+            epoch: that of the request that was never opened.
         """
         if (link := self._fleet.verifiers.get(known.verifier)) is not None:
             for choice in range(known.choices):

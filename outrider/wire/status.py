@@ -17,9 +17,11 @@ import grpc.aio
 
 from outrider.wire.codec import epoch_from_text, epoch_to_text
 from outrider.wire.error_details import DETAILS_KEY, error_details
+from outrider.wire.incoming.hand_over import MessageSender, hand_over
 from outrider.wire.incoming.message_stream import MessageStream
-from outrider.wire.incoming.unparsed import Unparsed, parsed
-from outrider.wire.origin import arrived, origin_of
+from outrider.wire.incoming.unparsed import OnlyRequest, Unparsed, parsed
+from outrider.wire.keys import HEADER
+from outrider.wire.origin import arrived, host_of, origin_of
 from speculative import errors
 from speculative.errors import OutriderError
 
@@ -154,10 +156,28 @@ def _guarded(handler: Handler, read: Callable[[Any], Awaitable[Any]]) -> Handler
 async def _incoming(request: Any, context: Any, read: Callable[[Any], Awaitable[Any]]) -> Any:
     """The method's request, or the iterator of its requests, as the method wants them."""
     if isinstance(request, AsyncIterable):
-        return MessageStream(request, lambda: context.peer(), read)
-    if isinstance(request, Unparsed):
-        request.peer = context.peer()
+        return MessageStream(request, lambda: context.peer(), read, _sender_of(context))
+    if isinstance(request, OnlyRequest):
+        request = await _taken(request, context)
     return await read(request)
+
+
+async def _taken(request: OnlyRequest, context: Any) -> Any:
+    """The only request of a call, in its turn. Raises InvalidRequest where none comes."""
+    try:
+        taken = await hand_over().take(anext(aiter(request.messages)), _sender_of(context))
+    except StopAsyncIteration:
+        raise errors.InvalidRequest("the call has no message; send one, which may be empty") from None
+    if isinstance(taken, Unparsed):
+        taken.peer = context.peer()
+    return taken
+
+
+def _sender_of(context: Any) -> MessageSender:
+    metadata = context.invocation_metadata() or ()
+    credentials = next((value for name, value in metadata if name == HEADER), "")
+    connection = context.peer()
+    return MessageSender(host_of(connection), connection, hash(credentials))
 
 
 async def _as_it_is(request: Any) -> Any:
@@ -250,7 +270,8 @@ def error_of(error: grpc.RpcError) -> OutriderError:
         return errors.StaleEpoch(message, highest=_number(metadata[EPOCH_KEY], epoch_from_text, 0))
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         if ERROR_KEY not in metadata and _TOO_LARGE in message:
-            return errors.InvalidRequest(f"the message is too large: {message} (sizes in bytes)")
+            raised = "a larger max_message_mb of the receiving process would let it in"
+            return errors.InvalidRequest(f"the message is too large: {message} (sizes in bytes; {raised})")
         full = errors.QuotaExceeded if metadata.get(ERROR_KEY) == "QuotaExceeded" else errors.Overloaded
         return full(message, retry_after_s=_number(metadata.get(RETRY_KEY, ""), float, 1.0))
     if code is grpc.StatusCode.CANCELLED and _CANCELLED_HERE not in message:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from outrider.v1 import common_pb2
+from outrider.wire.incoming import message_stream
 from outrider.wire.incoming.message_stream import (
     ALL_BURST_S,
     ALL_SHARE,
@@ -24,6 +25,13 @@ from outrider.wire.incoming.message_stream import (
     Pace,
 )
 from outrider.wire.incoming.unparsed import Unparsed
+
+
+@pytest.fixture(autouse=True)
+def untouched_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The accounts of a process in which no stream has sent anything yet."""
+    monkeypatch.setattr(message_stream, "NEWCOMERS", Newcomers())
+    monkeypatch.setattr(message_stream, "COMMON", CommonSavings())
 
 
 def test_what_was_saved_up_is_spent_without_a_wait() -> None:

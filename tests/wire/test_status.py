@@ -246,6 +246,7 @@ def test_a_message_that_is_too_large_is_no_overload(end: str) -> None:
     error = error_of(grpc.aio.AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, nothing, nothing, said))
     assert type(error) is errors.InvalidRequest
     assert "too large" in str(error)
+    assert "max_message_mb" in str(error)
     assert "41943078 vs. 33554432" in str(error)
 
 

@@ -28,7 +28,12 @@ from orchestrator.front.http.dialects.messages_fields import CountRequest, Messa
 from orchestrator.front.http.dialects.responses_fields import ResponsesRequest
 from orchestrator.front.http.errors import error_response, on_error, on_http_error
 from orchestrator.front.http.fields import CompletionRequest
-from orchestrator.front.http.middleware import AuthMiddleware, FramingMiddleware, OriginMiddleware
+from orchestrator.front.http.middleware import (
+    AuthMiddleware,
+    FramingMiddleware,
+    HeadMiddleware,
+    OriginMiddleware,
+)
 from orchestrator.front.http.page.routes import page_routes
 from orchestrator.front.http.responses import CompletionResponse
 from orchestrator.front.http.tokenizing import TokenizeResponse
@@ -66,6 +71,7 @@ def make_app(
     app.add_exception_handler(OutriderError, on_error)
     app.add_exception_handler(Exception, on_error)
     app.add_middleware(AuthMiddleware, gate=gate)
+    app.add_middleware(HeadMiddleware)
     app.add_middleware(FramingMiddleware)
     if origins:
         app.add_middleware(

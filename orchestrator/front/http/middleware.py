@@ -77,6 +77,19 @@ class FramingMiddleware:
         await self._app(scope, receive, send)
 
 
+class HeadMiddleware:
+    """Answers HEAD as GET; the server below sends the headers alone. Probes and balancers ask so."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An ASGI application."""
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        await self._app(scope, receive, send)
+
+
 class OriginMiddleware:
     """Refuses requests of web pages that are not allowed to call the API.
 

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, I
 from contextlib import contextmanager
 from typing import Any, Self
 
+from outrider.wire.incoming.hand_over import MessageSender, hand_over
 from outrider.wire.incoming.unparsed import Unparsed
 
 SHARE = 0.1
@@ -142,12 +143,19 @@ class MessageStream:
         messages: of gRPC.
         peer: the peer's address, for the log.
         read: turns what came into what the method takes.
+        sender: who sends, of a stream that gRPC's server hands over: its messages wait for their turns among
+            those of all senders. None: they are handed over as they come.
     """
 
     def __init__(
-        self, messages: AsyncIterable[Any], peer: Callable[[], str], read: Callable[[Any], Awaitable[Any]]
+        self,
+        messages: AsyncIterable[Any],
+        peer: Callable[[], str],
+        read: Callable[[Any], Awaitable[Any]],
+        sender: MessageSender | None = None,
     ) -> None:
         self._stream = messages
+        self._sender = sender
         self._messages: AsyncIterator[Any] | None = None
         self._peer = peer
         self._read = read
@@ -160,7 +168,7 @@ class MessageStream:
     async def __anext__(self) -> Any:
         if self._messages is None:  # not before: gRPC warns of an iterator that nobody asks
             self._messages = aiter(self._stream)
-        message = await anext(self._messages)
+        message = await self._next(self._messages)
         if isinstance(message, Unparsed):
             message.peer = self._peer()
             cost_s = MESSAGE_S + len(message.data) * BYTE_S
@@ -169,3 +177,8 @@ class MessageStream:
                 with OVERDRAWN.one_more():
                     await asyncio.sleep(wait_s)
         return await self._read(message)
+
+    def _next(self, messages: AsyncIterator[Any]) -> Awaitable[Any]:
+        if self._sender is None:
+            return anext(messages)
+        return hand_over().take(anext(messages), self._sender)

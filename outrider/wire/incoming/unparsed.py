@@ -7,7 +7,8 @@ large the message may be.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from itertools import pairwise
 from typing import Any, Generic, TypeVar, cast
 
@@ -105,4 +106,36 @@ def _keeping_bytes(method: str, handler: Any) -> Any:
     def keep(data: bytes) -> Unparsed[Any]:
         return Unparsed(data, kind, method)
 
-    return handler._replace(request_deserializer=keep)
+    return _asking(handler)._replace(request_deserializer=keep)
+
+
+class OnlyRequest:
+    """The request of a method that takes one: it is asked for when the method's checks have let the call in.
+
+    gRPC's server would copy the request before it calls the method. For the peer a stream of one message and
+    a message are the same.
+    """
+
+    def __init__(self, messages: AsyncIterable[Any]) -> None:
+        self.messages = messages
+
+
+def _asking(handler: Any) -> Any:
+    """The handler, which gets an OnlyRequest if its method takes one request."""
+    if handler.request_streaming:
+        return handler
+    if handler.response_streaming:
+        answers = handler.unary_stream
+
+        async def stream(messages: AsyncIterable[Any], context: Any) -> AsyncIterator[Any]:
+            async with aclosing(answers(OnlyRequest(messages), context)) as responses:
+                async for response in responses:
+                    yield response
+
+        return handler._replace(request_streaming=True, unary_stream=None, stream_stream=stream)
+    answer = handler.unary_unary
+
+    async def call(messages: AsyncIterable[Any], context: Any) -> Any:
+        return await answer(OnlyRequest(messages), context)
+
+    return handler._replace(request_streaming=True, unary_unary=None, stream_unary=call)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,8 +12,10 @@ from orchestrator.fleet.compatibility import (
     elect_identities,
     incompatible_sources,
     incompatible_verifiers,
+    message_refusal,
 )
 from orchestrator.fleet.target_model import ModelIdentity
+from outrider.wire.channel import least_message_mb
 from outrider.wire.workers import CONTRACT
 
 OURS = ModelIdentity("d" * 64, 96, "a1")
@@ -102,3 +105,18 @@ def test_a_source_fits_where_one_target_has_its_tokenizer_or_it_has_none() -> No
         ("a:1", "tokenizer")
     ]
     assert incompatible_sources({"a:1": "f" * 64}, []) == {}, "whom it fits may yet come"
+
+
+@pytest.mark.parametrize(
+    ("context", "vocabulary"), [(2_048, 4_096), (131_072, 128_256), (1_354_410, 128_256)]
+)
+def test_a_verifier_is_used_with_the_least_bound_that_its_requests_need_and_refused_below(
+    context: int, vocabulary: int
+) -> None:
+    least_mb = least_message_mb(context, vocabulary)
+    assert message_refusal(context, vocabulary, least_mb) is None
+    refusal = message_refusal(context, vocabulary, least_mb - 1)
+    assert refusal is not None
+    assert refusal.kind == "message"
+    assert f"context of {context} tokens take up to {least_mb} MiB" in refusal.why
+    assert f"max_message_mb = {least_mb - 1}: give {least_mb} or more" in refusal.why

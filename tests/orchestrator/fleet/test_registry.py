@@ -159,6 +159,19 @@ async def test_a_verifier_that_describes_another_contract_is_not_used(
     assert [one.message for one in caplog.records].count("worker not used") == 1
 
 
+async def test_a_verifier_whose_requests_do_not_pass_is_refused_by_name_and_not_used(
+    world: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    long, short = await world.verifier(max_length=2**20), await world.verifier()
+    front = await world.ready(await world.front([long.address, short.address], max_message_mb=1))
+    await world.until(lambda: front.sample("peer_refused", peer=long.address, reason="message") == 1)
+    for _ in range(3):
+        await front.client.generate(ids=[5], max_tokens=3)
+    assert (len(long.opened), len(short.opened)) == (0, 3)
+    (logged,) = [one for one in caplog.records if one.message == "worker not used"]
+    assert "max_message_mb = 1: give 3 or more" in logged.fields["why"]
+
+
 async def test_other_weights_under_a_model_s_name_are_not_used_and_logged_once(
     world: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

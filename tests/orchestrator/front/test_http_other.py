@@ -5,10 +5,13 @@ import json
 import time
 from typing import Any
 
+import pytest
+
 import outrider
 from outrider.tokens import TokenTable
 from tests.orchestrator.conftest import MAX_LENGTH, World
 from tests.orchestrator.front.sending import send
+from tests.orchestrator.front.test_http_abuse import raw
 from tests.orchestrator.front.test_http_completions import HI, asking
 
 
@@ -78,3 +81,18 @@ async def test_what_leaves_the_front_is_no_more_than_asked_for(world: World, tab
     assert status == 200
     assert "server" not in headers
     assert set(said) == {"id", "object", "created", "model", "seed", "choices", "usage"}
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/v1/models", "/nothing", "/v1/completions"])
+async def test_head_is_answered_as_get_without_the_body(world: World, table: TokenTable, path: str) -> None:
+    def asked(method: str) -> bytes:
+        return f"{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode()
+
+    async with asking(world, table) as (_, _, front):
+        (get_head, _, get_body), (head, _, body) = [
+            (await raw(front.http, asked(method))).partition(b"\r\n\r\n") for method in ("GET", "HEAD")
+        ]
+    assert get_body
+    assert not body
+    assert head.splitlines()[0] == get_head.splitlines()[0]
+    assert f"content-length: {len(get_body)}".encode() in head

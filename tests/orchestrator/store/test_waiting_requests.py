@@ -10,7 +10,7 @@ from orchestrator.store.entries import VERSION, epoch_to_bytes, record_name
 from orchestrator.store.redis import RedisStore
 from outrider.wire.codec import SessionKey
 from outrider.wire.epochs import RANDOM_BITS, wall_clock_ms
-from speculative.errors import Unavailable
+from speculative.errors import InvalidRequest, Unavailable
 from speculative.stop import FinishReason
 from tests.orchestrator.conftest import FakeVerifier, next_id
 from tests.orchestrator.fronts import soon
@@ -100,4 +100,38 @@ async def test_the_session_s_earlier_request_ends_with_one_that_waited_in_vain(
         await world.until(lambda: verifier.sessions[key].finished is FinishReason.CANCELLED)
     await store.close()
     verifier.per_tick = 4
+    await asyncio.gather(earlier, *burst)
+
+
+async def test_the_session_s_earlier_request_ends_with_one_that_waited_and_was_refused_elsewhere(
+    world: Any, redis_server: RedisServer
+) -> None:
+    holding, refusing = FakeVerifier(per_tick=0), FakeVerifier(per_tick=0)
+    await world.serve(holding)
+    await world.serve(refusing)
+    shared = {"store": "redis", "redis_url": redis_server.url}
+    one = await world.ready(await world.front([holding.address], **shared))
+    other = await world.ready(await world.front([holding.address, refusing.address], **shared))
+    await world.until(lambda: all(other.sample("peer_up", peer=it.address) for it in (holding, refusing)))
+
+    def ask(front: Any, tenant: str, session: str) -> asyncio.Future[Any]:
+        return asyncio.ensure_future(front.client.generate(ids=[5], tenant=tenant, session=session))
+
+    def opened() -> int:
+        return len(holding.opened) + len(refusing.opened)
+
+    key = SessionKey("burst", "mine")
+    earlier = ask(one, *key[:2])
+    await world.until(lambda: key in holding.sessions)
+    burst = [ask(other, "quiet", "quiet"), *(ask(other, "burst", name) for name in map(str, range(AT_ONCE)))]
+    await world.until(lambda: opened() == 2 + AT_ONCE)
+    later = ask(other, *key[:2])
+    holding.draining, refusing.refusal = True, InvalidRequest("not here")
+    await world.until(lambda: other.service._fleet.draining(holding.address))
+    assert await other.client.cancel("0", tenant="burst")  # a turn for the later request
+    async with asyncio.timeout(30):
+        with pytest.raises(InvalidRequest, match="not here"):
+            await later
+        await world.until(lambda: holding.sessions[key].finished is FinishReason.CANCELLED)
+    holding.draining, refusing.refusal, holding.per_tick, refusing.per_tick = False, None, 4, 4
     await asyncio.gather(earlier, *burst)
