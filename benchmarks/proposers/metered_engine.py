@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
-from dataclasses import replace
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -168,7 +167,9 @@ class MeteredEngine:
     ) -> None:
         self._sources, self._node_limit = tuple(sources), node_limit
         if settings.passes != "compiled":
-            settings = replace(settings, passes="eager")  # nothing is compiled beside a measurement
+            settings = settings.model_copy(
+                update={"passes": "eager"}
+            )  # nothing is compiled beside a measurement
         self._target = load_target(settings)
         if proposers is None:
             proposers = {name: plan.make(self._target) for name, plan in plan_proposers(settings).items()}

@@ -127,6 +127,7 @@ def test_a_processor_without_the_instructions_is_named(tiny_llama: Path) -> None
 def test_a_machine_without_a_compiler_is_named(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    kernel._load_once.cache_clear()
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InvalidRequest, match=r"weight_dtype = bfloat16: .* there is no C\+\+ compiler"):
         PackedLM.load(tiny_llama, weight_dtype="bfloat16")
