@@ -64,7 +64,7 @@ WatchRequests = Unparsed[verifier_pb2.WatchRequest] | verifier_pb2.WatchRequest
 
 
 def _measured_costs(target: PackedLM) -> StepCostModel:
-    """What steps of a target take: as measured when its passes were compiled, else measured now."""
+    """The costs of a target's steps: measured when its passes were compiled, or else measured now."""
     return StepCostModel.of(target.take_profile() or profile_steps(target))
 
 

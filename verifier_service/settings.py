@@ -40,8 +40,9 @@ class VerifierSettings(ModelSettings):
     """Folder that keeps compiled passes and times measured at load for later starts; none: nothing is kept.
     Default: outrider in the user's cache folder."""
     passes: Literal["auto", "eager", "compiled"] = "auto"
-    """How passes of the target and of its heads run on the CPU in float32: eager; compiled, which waits for
-    the C++ compiler before serving; auto, which serves eagerly until compiled passes are ready."""
+    """How passes of the target, its heads and the small model run on the CPU in float32: eager; compiled,
+    which waits for the C++ compiler before serving; auto, which serves eagerly until compiled passes are
+    ready."""
     kv_dtype: Literal["auto", "int8"] = "auto"
     """The number format of the target's keys and values: that of its passes (auto), or int8 with a scale for
     each token and head, in which up to 3.9 times as many tokens fit. Int8 takes a CPU and one rank."""

@@ -115,7 +115,7 @@ class DeviceCall:
         await self._misbehave()
 
     async def _misbehave(self) -> None:
-        """Sends what no working device would, beside the window that was sent last."""
+        """Sends what no working device would send, beside the latest window."""
         sent = len(self._sent)
         if self._fault is DeviceFault.REPLAYS and sent > 1:
             if sent == LOST_AFTER:
@@ -133,7 +133,7 @@ class DeviceCall:
 
 
 async def first_difference_of(call: DeviceCall, golden: Sequence[int]) -> tuple[int, tuple[int, ...]] | None:
-    """Reads a call to its end; the first position with other ids than golden, and these ids.
+    """Reads a call to its end; returns the first position whose ids are not golden, and these ids; or None.
 
     Args:
         golden: ids of the prompt and the answer.

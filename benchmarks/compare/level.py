@@ -55,7 +55,7 @@ def level_figures(records: Sequence[Mapping[str, Any]], first: Sequence[str]) ->
     """The figures of all repeats of a level.
 
     Args:
-        first: the texts of the first endpoint at the first level, with which the same requests' are compared.
+        first: texts of the first endpoint at the first level; the same requests' texts are compared to them.
     """
     pairs = [pair for record in records for pair in zip(record["texts"], first, strict=False)]
     first_ms = [ms for record in records for ms in record["first_ms"]]

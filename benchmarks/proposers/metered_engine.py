@@ -166,10 +166,8 @@ class MeteredEngine:
         proposers: Mapping[str, BatchedProposer] | None = None,
     ) -> None:
         self._sources, self._node_limit = tuple(sources), node_limit
-        if settings.passes != "compiled":
-            settings = settings.model_copy(
-                update={"passes": "eager"}
-            )  # nothing is compiled beside a measurement
+        if settings.passes != "compiled":  # nothing is compiled beside a measurement
+            settings = settings.model_copy(update={"passes": "eager"})
         self._target = load_target(settings)
         if proposers is None:
             proposers = {name: plan.make(self._target) for name, plan in plan_proposers(settings).items()}

@@ -111,7 +111,7 @@ class SimulatedClient:
 
         Args:
             first: index of the orchestrator that is asked first.
-            before: what an earlier stream of the request has brought, from which this one resumes.
+            before: what an earlier stream of the request has brought; the new stream resumes from there.
             by_hash: whether the request names those tokens by number and hash.
         """
         loop = self._network.loop
@@ -203,9 +203,8 @@ class SimulatedClient:
         self.process.freeze()
         for stream in self._streams():
             self._network.doubt(stream)
-        self._network.loop.call_later(
-            seconds, wake, context=contextvars.Context()
-        )  # nobody's, who never sleeps
+        # The alarm belongs to no process, so that nobody's sleep delays it.
+        self._network.loop.call_later(seconds, wake, context=contextvars.Context())
 
     def lose_connection(self, unheard_s: float) -> None:
         """Breaks the client's streams; servers hear of it `unheard_s` seconds later."""

@@ -17,7 +17,7 @@ from benchmarks.simulation.clock import Process, VirtualLoop
 PING_S = 3.0
 """Seconds after which a dialler notices by pings that a peer is frozen or behind a cut line."""
 CLIENT_PING_S = 12.0
-"""Seconds after which a client notices it, and a server that a client is; both are more patient."""
+"""The same between a client and its server, in either direction: both are more patient."""
 REFUSED_S = 0.002
 """Seconds until a dialler sees a refused or broken connection."""
 
@@ -131,9 +131,7 @@ class Network:
     def doubt(self, stream: Any) -> None:
         """Breaks a stream off unless its sides answer each other's pings again within their patience."""
         patience_s = CLIENT_PING_S if stream.client.name.startswith("client") else PING_S
-        nobody = (
-            contextvars.Context()
-        )  # a ping that is asked for by a process that freezes comes nevertheless
+        nobody = contextvars.Context()  # the ping comes even if the process that asks for it freezes
         self.loop.call_later(patience_s, self._ping, stream, context=nobody)
 
     def _ping(self, stream: Any) -> None:

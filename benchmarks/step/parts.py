@@ -22,7 +22,7 @@ METHODS: tuple[tuple[str, type, tuple[str, ...]], ...] = (
     ("schedule", EngineCore, ("begin",)),
     ("propose", SessionPool, ("prepare",)),
     ("rank", Session, ("ranking", "step_rows")),
-    ("rank", DraftBudget, ("admit", "may_pay")),
+    ("rank", DraftBudget, ("admit", "asks_for_drafts")),
     ("plan", KVCache, ("sequence_rows",)),
     ("around_model", PackedLM, ("forward",)),
     ("choose", SessionPool, ("match_all",)),

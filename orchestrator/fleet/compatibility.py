@@ -48,9 +48,9 @@ def contract_refusal(spoken: int) -> Refusal | None:
 
 
 def message_refusal(context: int, vocabulary_size: int, max_message_mb: int) -> Refusal | None:
-    """Why a verifier of this context is refused by an orchestrator of this bound; None: its requests pass.
+    """Why an orchestrator with this bound refuses a verifier of this context; None: requests to it pass.
 
-    The verifier has a bound of its own, which it checks as it starts.
+    The verifier checks its own bound as it starts.
     """
     least_mb = least_message_mb(context, vocabulary_size)
     if max_message_mb >= least_mb:

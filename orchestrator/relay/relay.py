@@ -147,12 +147,12 @@ class Relay:
         return known
 
     def _end_earlier(self, key: SessionKey, known: Whereabouts, epoch: int) -> None:
-        """End the session's earlier request, which one that was never opened took off the record.
+        """End the session's earlier request, after a request that was never opened has replaced it on record.
 
-        A Cancel finds the record's request alone.
+        A Cancel finds only the request on record, so no Cancel would end the earlier request.
 
         Args:
-            epoch: that of the request that was never opened.
+            epoch: the epoch of the request that was never opened.
         """
         if (link := self._fleet.verifiers.get(known.verifier)) is not None:
             for choice in range(known.choices):

@@ -36,7 +36,7 @@ class LibraryBuilder:
             self._thread.join()
 
     def wait(self) -> None:
-        """Waits until the library is used or cannot be had; `close`, from another thread, ends the wait."""
+        """Waits until the library is in use or cannot be had; a `close` by another thread ends the wait."""
         if self._thread.is_alive():
             self._thread.join()
 

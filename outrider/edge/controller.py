@@ -44,7 +44,7 @@ PROMISE = 0.99
 EXPECTED = 16.0
 """Tokens for which the expected pace of a mode counts when the mode begins."""
 OPENING = 4.0
-"""The same for the mode that a session begins with: its text may be unlike those before."""
+"""The same for the mode that a session begins with: the text may be unlike earlier texts."""
 
 
 class Preference(StrEnum):
@@ -163,7 +163,7 @@ class Controller:
         return self._opening(at) if self.preference is Preference.LATENCY else self._chosen()
 
     def _opening(self, at: Conditions) -> Decision:
-        """Begins with hints, unless they rest: they cost no time, and show the pace to beat."""
+        """Begins with hints where these may be used: they cost no time, and show the pace to beat."""
         found = self._predictions(at)
         costs = self._costs(found)
         best = Mode.HINTING if self._may_hint(found) else Mode.CLOUD
@@ -174,8 +174,8 @@ class Controller:
         """The cloud's pace, by token and by message, with which the session begins.
 
         For `economy` the last known pace is exact enough, so the target computes no passes just to be
-        measured. For `latency` a recent one is, because a session begins with hints. For `balanced` each
-        session measures the pace anew.
+        measured. For `latency` a recent pace is exact enough, because a session begins with hints. For
+        `balanced` each session measures the pace anew.
         """
         seen, knows = self.measurements, self.preference is Preference.ECONOMY
         if self.preference is Preference.LATENCY:
@@ -295,7 +295,7 @@ class Controller:
         return first_loss_ms(mode, at, found[mode].window) <= self._trials.left_ms(bound_ms)
 
     def _may_hint(self, found: dict[Mode, ModeCost]) -> bool:
-        """Whether hints promise a little, which is enough because the target waits for none of them."""
+        """Whether hints may be used: a small gain is enough, because the target never waits for hints."""
         promises = found[Mode.HINTING].ms_per_token <= PROMISE * found[Mode.CLOUD].ms_per_token
         return promises and not self._trials.is_resting(Mode.HINTING)
 

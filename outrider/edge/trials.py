@@ -23,13 +23,13 @@ HORIZON = 256
 FIRST_REST = 64
 """Tokens for which a mode rests after it proved too slow; doubled each further time."""
 HINTS_MAY_LOSE = 8
-"""Tokens' time that hints may lose before they rest."""
+"""Time that hints may lose before they rest, in tokens."""
 HINTS_MAY_SAVE = 64
-"""Tokens' time that hints have saved and may lose again, at most."""
+"""Saved time that hints may lose again, at most, in tokens."""
 PROBES = 0.02
 """Share of the time that measurements of the cloud's own pace may cost while a device saves time."""
 KNOWN = 256
-"""Tokens for which the cloud's own pace is known at least, once it was measured."""
+"""Fewest tokens between two measurements of the cloud's own pace."""
 LONGEST_REST = 4096
 """The longest rest of a mode, in tokens."""
 FIRST_PAUSE = 32
@@ -78,10 +78,10 @@ class ModeTrials:
         self._cloud_at = self._tokens
 
     def knows_cloud(self, own_ms: float, probe: int) -> bool:
-        """Whether the cloud's own pace needs no new measurement over `probe` tokens.
+        """Whether the cloud's own pace is known well enough; if not, `probe` tokens measure the pace anew.
 
         Args:
-            own_ms: that pace, in ms per token, as it was measured last.
+            own_ms: the pace that was measured last, in ms per token.
         """
         if self._cloud_at is None:
             return False

@@ -11,16 +11,16 @@ import torch
 PAGE = 2**21
 """Bytes of a large page."""
 _CHUNK = 32 * PAGE
-"""Bytes of addresses that are taken at once; memory is taken as they are written."""
+"""Bytes of addresses that are reserved at once; memory is used only where bytes are written."""
 _ALIGNMENT = 64
 """Bytes of a cache line, at which tensors begin."""
 
 
 class LargePages:
-    """Puts tensors one behind another into memory for which large pages are asked.
+    """Puts tensors one behind another into memory for which Linux is asked for large pages.
 
-    The kernel gives large pages if it has some and its setting `transparent_hugepage` is `madvise` or
-    `always`. Elsewhere tensors lie on ordinary pages. Memory is freed with the last tensor in it.
+    Linux gives large pages if it has some and its setting `transparent_hugepage` is `madvise` or `always`;
+    otherwise tensors lie on ordinary pages. Memory is freed with the last tensor in it.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class LargePages:
         """Bytes that are left of the mapping taken last."""
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A contiguous copy of a tensor on the CPU; the tensor itself where no such memory can be had."""
+        """A contiguous copy of a CPU tensor; where no such memory can be had, the tensor made contiguous."""
         size = tensor.numel() * tensor.element_size()
         room = self._room(size) if size else None
         if room is None:
@@ -48,7 +48,7 @@ class LargePages:
 
 
 def _mapping(size: int) -> torch.Tensor | None:
-    """``size`` bytes of new memory that begin at a large page; None where large pages cannot be asked for."""
+    """``size`` bytes of new memory from the start of a large page on; None where there are no such pages."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
     try:

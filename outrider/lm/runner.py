@@ -284,7 +284,7 @@ class PackedLM:
                 beside.close()
 
     def take_profile(self) -> StepProfile | None:
-        """What compiled passes take, if they became compiled since this was asked last."""
+        """How long compiled passes take, if passes were compiled since the last call; else None."""
         return None if self.compiled is None else self.compiled.take_profile()
 
     def take_compiled(self) -> None:

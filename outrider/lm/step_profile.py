@@ -1,4 +1,4 @@
-"""What passes take by their rows, measured at load and once passes are compiled."""
+"""How long passes take, by their rows: measured at load, and again once passes are compiled."""
 
 import logging
 import time
@@ -44,7 +44,7 @@ class StepProfile:
 
 
 class Profilable(Protocol):
-    """The part of a model that is measured; a PackedLM, or its passes of another kind."""
+    """What a profile needs of a model: a PackedLM, or its compiled passes before they serve."""
 
     pool: SlotPool
     max_length: int
@@ -68,7 +68,7 @@ class Profilable(Protocol):
 
 
 def profile_steps(target: Profilable) -> StepProfile:
-    """The fastest of a few passes of each size, in some seconds at most."""
+    """Measures the fastest of a few passes of each size; takes some seconds at most."""
     longest = min(target.max_length, target.pool.max_slots // _SESSIONS)
     context = min(_CONTEXT, longest // 2)
     tables = [target.table() for _ in range(_SESSIONS)]

@@ -29,8 +29,8 @@ DIALLER_PATIENCE_MS = 1_000
 SERVER_PATIENCE_MS = 10_000
 """Milliseconds that a client may leave a server's ping unanswered."""
 DEFAULT_MESSAGE_MB = 8
-"""The largest message that is accepted, in MiB. gRPC hands it over in one piece, on the event loop: each MiB
-costs the loop 1 to 2 ms. `outrider.wire.incoming.hand_over` keeps several from being handed over at once."""
+"""The largest message that is accepted, in MiB. gRPC hands a message over in one piece, on the event loop:
+each MiB costs the loop 1 to 2 ms. `outrider.wire.incoming.hand_over` puts pauses between such messages."""
 MOST_PENDING = 100_000
 """Largest number of calls that wait for a server to accept them."""
 

@@ -163,7 +163,7 @@ async def _incoming(request: Any, context: Any, read: Callable[[Any], Awaitable[
 
 
 async def _taken(request: OnlyRequest, context: Any) -> Any:
-    """The only request of a call, in its turn. Raises InvalidRequest where none comes."""
+    """The only request of a call, once it has its turn. Raises InvalidRequest where none comes."""
     try:
         taken = await hand_over().take(anext(aiter(request.messages)), _sender_of(context))
     except StopAsyncIteration:
@@ -270,12 +270,12 @@ def error_of(error: grpc.RpcError) -> OutriderError:
         return errors.StaleEpoch(message, highest=_number(metadata[EPOCH_KEY], epoch_from_text, 0))
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         if ERROR_KEY not in metadata and _TOO_LARGE in message:
-            raised = "a larger max_message_mb of the receiving process would let it in"
-            return errors.InvalidRequest(f"the message is too large: {message} (sizes in bytes; {raised})")
+            advice = "raise max_message_mb of the receiving process"
+            return errors.InvalidRequest(f"the message is too large: {message} (sizes in bytes); {advice}")
         full = errors.QuotaExceeded if metadata.get(ERROR_KEY) == "QuotaExceeded" else errors.Overloaded
         return full(message, retry_after_s=_number(metadata.get(RETRY_KEY, ""), float, 1.0))
     if code is grpc.StatusCode.CANCELLED and _CANCELLED_HERE not in message:
-        # None of our services ends a call like that: a peer that stops may break streams off so.
+        # No service of ours ends a call so, but gRPC may where a stopping peer breaks its streams off.
         return errors.Unavailable(f"the peer broke the call off: {message}")
     if code is grpc.StatusCode.UNIMPLEMENTED:
         message = f"{message.rstrip('!')}; another service is at this address, or an older version"

@@ -24,7 +24,7 @@ def advised(address: int) -> bool:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("shape", [(3, 5), (64, 33, 32), (1,)])
-def test_a_placed_tensor_has_the_elements_of_the_one_that_was_given(
+def test_a_placed_tensor_has_the_elements_of_the_given_tensor(
     dtype: torch.dtype, shape: tuple[int, ...]
 ) -> None:
     memory = LargePages()

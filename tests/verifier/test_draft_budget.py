@@ -99,7 +99,7 @@ def test_a_node_that_is_admitted_ends_the_rests() -> None:
     assert looks(rests, 24, 3) == [True] * 3
 
 
-def test_steps_that_admit_some_or_find_none_always_look() -> None:
+def test_steps_that_admit_drafts_or_find_none_always_look() -> None:
     assert all(looks(DraftRests(), 24, 50, admitted=1))
     rests = DraftRests()
     for _ in range(50):

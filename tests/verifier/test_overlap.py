@@ -111,7 +111,7 @@ def test_drafts_that_come_while_the_target_computes_are_merged_then() -> None:
     assert merged == [0], "the bringer merged all of them while the target computed"
 
 
-def test_passes_of_another_kind_are_weighed_by_their_own_profile_from_the_first_one_on() -> None:
+def test_passes_of_another_kind_are_weighed_by_their_own_profile_from_the_first_pass_on() -> None:
     steep = StepProfile({1: 1000 * FORWARD_S, 2: 2000 * FORWARD_S, 64: 64000 * FORWARD_S})
     engine = Engine(sessions=1, profiles=[None, None, steep])
     engine.turn(2)

@@ -21,9 +21,9 @@ the target. Where nodes promise a smaller gain, none is admitted, and the source
 _CROWD = 4
 """The fewest sessions of a step that may go without looking for drafts."""
 _BARREN = 4
-"""Steps in a row that admit none of the drafts they found, before steps go without looking for drafts."""
+"""Steps in a row that admit none of the drafts that they found, before steps stop looking for drafts."""
 _FIRST_REST, _LONGEST_REST = 4, 16
-"""Steps that do not look for drafts; doubled each time."""
+"""Length of the first and of the longest rest, in steps; each rest has twice the length of the last."""
 _LEAST_MS = 1e-3
 _MORE = 8
 _WEIGHT = 0.1
@@ -74,10 +74,10 @@ class StepYield(NamedTuple):
 
 
 class DraftRests:
-    """Steps in which nobody looks for drafts, as steps of so many sessions have admitted none.
+    """Decides which steps do not look for drafts, because steps of as many sessions admitted none.
 
-    Looking for drafts costs each session of a step about as much as choosing its token. In a crowd whose rows
-    are dear, that time is lost unless the likeliest nodes pay. A few sessions have little to lose.
+    To look for drafts costs each session of a step about as much as to choose its token. In a crowd whose
+    rows are dear, that time is lost unless the likeliest nodes pay. A few sessions have little to lose.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class DraftRests:
         """Steps of the present rest that are left."""
         self._next = _FIRST_REST
         self._crowd = 0
-        """Sessions of the steps that found nothing worth its row."""
+        """Number of sessions in the steps that admitted none."""
 
     def asks(self, sessions: int) -> bool:
         """Whether a step of this many sessions looks for drafts; to be called once per step."""
@@ -133,10 +133,10 @@ class DraftBudget:
         return min(1.0, self._needed)
 
     def asks_for_drafts(self, taking: Taking, most: Sequence[int], depth: float = 0.0) -> bool:
-        """Whether the step looks for drafts, of at most `most` nodes for each session; once per step.
+        """Whether the step looks for drafts, of at most `most` nodes for each session; call once per step.
 
-        It does not where it could admit none, or where steps like it have admitted none (`DraftRests`).
-        `depth` is the number of cached positions that a row attends over, on average.
+        A step that could admit none does not look, nor does a step like earlier steps that admitted none
+        (`DraftRests`). `depth` is the number of cached positions that a row attends over, on average.
         """
         if not self._adaptive:
             return True

@@ -202,9 +202,9 @@ class KVCache:
         return coming[-1] if coming else None
 
     def _came(self, session: Session, held: _CachedSession, gone: Set[BlockHash]) -> None:
-        """Notes which blocks a session was about to fill and no longer is, those that are cached besides.
+        """Notes that a session will not fill the blocks in `gone` any more, nor those that are cached by now.
 
-        A full block is not cached where one in front of it was evicted.
+        A block that was filled is not cached if a block in front of it was evicted.
         """
         while held.coming and (held.coming[0] in gone or held.coming[0] in self.prefixes):
             hash_ = held.coming.pop(0)

@@ -154,13 +154,11 @@ class PrefixCache:
                 entry.lease_until = max(entry.lease_until, until)
 
     def evict(self, blocks: int, now: float, most: int = 0) -> int:
-        """Gives back `blocks` blocks, where so many can be, and up to `most` that nothing continues.
-
-        Returns their number.
+        """Gives back `blocks` blocks if it can, and up to `most` at the ends of chains; returns their number.
 
         A session that copied a prefix, or computed it beside another session, has cached blocks behind blocks
-        that it does not hold. Where memory takes it, the cache forgets the former, so that the latter can be
-        given back.
+        that the session does not hold. If memory requires it, the cache forgets the session's blocks, so that
+        the blocks in front of them can be given back.
         """
         leaves = [self._rank(hash_, now) for hash_, entry in self._entries.items() if self._is_leaf(entry)]
         given = self._give_back(leaves, max(blocks, most), now)
@@ -174,7 +172,7 @@ class PrefixCache:
         return given
 
     def _give_back(self, leaves: list[tuple[float, float, BlockHash]], blocks: int, now: float) -> int:
-        """Gives back up to `blocks` blocks from these leaves on; returns their number."""
+        """Gives back up to `blocks` blocks, beginning with these leaves; returns their number."""
         heapify(leaves)
         given = 0
         while leaves and given < blocks:
@@ -198,7 +196,7 @@ class PrefixCache:
         return [rank[-1] for rank in sorted(found)]
 
     def _uncover(self, hash_: BlockHash) -> BlockHash | None:
-        """Forgets the end of a chain and the held blocks in front of it; the leaf there, if it is one now."""
+        """Forgets a held end of a chain up to the first lone block; returns that block if now a leaf."""
         above = self._forget(hash_)
         while above is not None and not self._entries[above].children:
             if self._is_lone(self._entries[above]):

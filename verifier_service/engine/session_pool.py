@@ -188,7 +188,7 @@ class SessionPool:
                 self._preempt(self._sessions[handle])
 
     def _needs(self, ready: list[Session], sizes: list[int]) -> list[Need]:
-        """What the sessions of a step need, the oldest first, then those that could give way."""
+        """Needs of the sessions that run: the step's oldest first, then all others, which could give way."""
         needs = {
             session.handle: self.kv.need(session, size, session.node_limit)
             for session, size in zip(ready, sizes, strict=True)

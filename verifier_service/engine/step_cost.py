@@ -122,7 +122,7 @@ class StepCostModel:
         return model
 
     def use(self, profile: StepProfile) -> None:
-        """Begins anew with this profile, as passes are of another kind now; what lies between them stays."""
+        """Begins anew with the profile of another kind of passes; the costs between passes are kept."""
         points = sorted(profile.ms_by_rows.items())
         self._rows = np.array([rows for rows, _ in points])
         # No larger step is faster: where one was, its measurement was wrong.

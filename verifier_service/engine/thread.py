@@ -113,7 +113,7 @@ class EngineThread:
         fail: called once if the engine cannot go on, from the engine's thread.
         costs: what steps of this target take, as far as that is known.
         proposers: batched proposers, by source name.
-        take_profile: what passes take if they have just become another kind; else None.
+        take_profile: returns the profile of passes that have just become another kind, or else None.
     """
 
     def __init__(

@@ -2,8 +2,8 @@
 
 Every session compiles its grammar anew, and once more to look ahead with. The library's copies of one
 compiled grammar share the lexer's states and the limit on their number, so the work of one session would
-decide when another one fails. A mask takes states, and gives the next token its fuel. So a matcher moves with
-a mask for each token, as in plain decoding, whether drafts or another verifier brought the token.
+decide when another one fails. A mask takes states, and gives the next token its fuel. So a matcher computes a
+mask for each token, as in plain decoding, even if a draft or another verifier brought the token.
 """
 
 import json
@@ -203,7 +203,7 @@ class LibraryMatcher:
         else:
             known = 0
         for number, token in enumerate(tokens[known:]):
-            if number:  # of the token in front, `allowed` made the mask
+            if number:  # `allowed` made the first token's mask
                 self._committed.compute_bitmask()
             self._move(token)
         self._drafted, self._path = self._committed, ()
@@ -212,7 +212,7 @@ class LibraryMatcher:
             self._unread += tokens
 
     def skip(self, tokens: Sequence[int]) -> None:
-        """Moves over tokens without masks, whose fuel may run out. Raises DeadEnd as `commit` does."""
+        """Moves over tokens without masks, so that fuel may run out. Raises DeadEnd as `commit` does."""
         for token in tokens:
             self._move(token)
         self._drafted, self._path = self._committed, ()

@@ -51,7 +51,7 @@ class ProposerPlanes:
         return [found[0] if len(found) == 1 else torch.cat(found, 1) for found in parts]
 
     def tensors(self) -> Sequence[Tensor]:
-        """The planes, [heads, slots, width] each; ask for each pass anew, as a pool that grows moves them."""
+        """The planes, [heads, slots, width] each; ask anew for each pass: a pool that grows moves them."""
         return self._pool.planes()[self._first : self._first + self._count]
 
 
@@ -118,7 +118,7 @@ class LastFeatures:
 
 def _selected(features: Tensor, rows: list[int]) -> Tensor:
     """A copy of some rows, [layers, rows, width]."""
-    if len(rows) == 1:  # the usual step of a single session: an index would take three times as long
+    if len(rows) == 1:  # the usual step of a single session; an index takes three times as long
         return features.narrow(1, rows[0], 1).clone()
     (there,) = transfer.indices([rows], features.device)
     return features.index_select(1, there)

@@ -36,8 +36,8 @@ _SPARED_REST = 64
 """The longest rest, in steps, of a source whose drafts were never admitted, or right where others were right
 as well. The rest of the former also ends when the batch has shrunk to half: drafts may pay again."""
 _SILENT = 0.25
-"""What a round counts for if the source sends nothing: it may be reading a long prompt, or have much to say
-later on. The target pays nearly as much for such a round as for any other."""
+"""What a round counts for if the source sends nothing: the source may be reading a long prompt, or have much
+to draft later on. The target pays nearly as much for such a round as for any other."""
 _SPARED = 8.0
 """A round in which there were drafts and none was admitted counts as this many: such a batch has no use for
 them."""
@@ -87,7 +87,7 @@ class SourceThrottle:
         self._begins = True
         """Whether this is the session's first round."""
         self._silent = not self.resting
-        """Whether the source was sent rounds of this session, since its last rest, and has said nothing."""
+        """Whether the source was sent rounds of this session since its last rest, and has sent nothing."""
 
     @property
     def is_spared(self) -> bool:

@@ -69,7 +69,7 @@ LOSSES: Mapping[str, Loss] = {
 
 
 def windows_of(steps: int) -> int:
-    """Number of windows of a lesson of so many steps: a longer lesson reads more text, each as often."""
+    """Number of windows in a lesson of `steps` steps: a longer lesson has more, and reads each as often."""
     return steps * BATCH // EPOCHS
 
 
@@ -109,7 +109,7 @@ class School:
         return corpus.build(tokenizer.load(self.target / "tokenizer.json"), files, held).train
 
     def lesson(self, kind: str, steps: int) -> Lesson:
-        """Windows of source text, or of text that the target wrote behind source text, for so many steps."""
+        """Windows of source text, or of text that the target wrote behind it, for `steps` steps."""
         if (kind, steps) not in self._lessons:
             rows = windows_of(steps)
             if kind == SOURCE:

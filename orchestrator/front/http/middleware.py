@@ -78,7 +78,7 @@ class FramingMiddleware:
 
 
 class HeadMiddleware:
-    """Answers HEAD as GET; the server below sends the headers alone. Probes and balancers ask so."""
+    """Answers HEAD, which probes and balancers send, as GET; the server below sends the headers alone."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

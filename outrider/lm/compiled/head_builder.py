@@ -1,4 +1,4 @@
-"""Has a head's passes compiled beside its serving, and checks them against the eager head before use.
+"""Has a head's passes compiled while the head serves, and checks them against the eager head before use.
 
 Whatever goes wrong leaves the head eager, and one line in the log says why. Drafts are the same either way,
 up to rounding.

@@ -28,8 +28,8 @@ HEAD_LIBRARY = torch_library(
     *("head_kernel.cpp", "head_layer.hpp", "head_ranking.hpp", "slot_attention.hpp", "panel_product.hpp"),
 )
 _FEW = 16
-"""Pairs that are written without giving the interpreter to other threads: that takes less than to get it
-back."""
+"""The most pairs that are written without handing the interpreter to other threads: to write these takes
+less time than to get the interpreter back."""
 
 _COMMITTED = 5
 """Words of a struct Committed."""
@@ -44,7 +44,7 @@ Logits = NDArray[np.float32]
 
 
 class Ranking(NamedTuple):
-    """What the tokens behind the nodes of one session are ranked by; see `speculative.level_ranking`."""
+    """What the kernel ranks the children of one session's nodes by; see `speculative.level_ranking`."""
 
     leads: NDArray[np.uint16] | None
     """Leading bits of the noise of each id; None: the request is greedy."""

@@ -1,7 +1,7 @@
 // The one layer of a drafting head over pairs of hidden state and token, in float32; sizes and weights.
 //
 // The kinds of heads differ in which norms and products they have; a null pointer stands for one that is not
-// there. HeadKernel in head_kernel.py fills the structs, and heads/head_weights.py says what each part is.
+// there. PackedHead in head_weights.py fills the structs, and heads/parts.py says what each part is.
 
 #pragma once
 

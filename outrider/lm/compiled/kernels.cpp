@@ -2,7 +2,8 @@
 //
 // Plain C++ with the compiler's vector types: no intrinsics, so one source serves every processor. Both are
 // called from the code that Inductor generates, through the C shims declared in operators.py. Everything is
-// float32, apart from panels of weights and from keys and values in int8. Layout of a step block and of panels: see step_block.py and panels.py.
+// float32, apart from panels of weights and from keys and values in int8. step_block.py has the layout of a step
+// block, panels.py that of panels.
 
 #include <algorithm>
 #include <cmath>

@@ -57,7 +57,7 @@ class CompiledRunner:
         self._slots = -1
 
     def take_profile(self) -> StepProfile | None:
-        """Hands over what the passes take, once; None if it was not measured."""
+        """Hands over, once, how long the passes take; None if that was not measured or is handed over."""
         profile, self._profile = self._profile, None
         return profile
 

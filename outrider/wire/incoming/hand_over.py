@@ -1,10 +1,10 @@
-"""Which of the messages that have arrived gRPC hands over next.
+"""Decides which of the arrived messages gRPC hands over next.
 
-gRPC copies an arrived message into Python in one piece, when the task that asked for it wakes up: 1 to 2 ms
-of the event loop for each MiB. Tasks wake up one after the other, so many large messages that have arrived at
-once would hold the loop for as long as all of them take. Here a task that wakes up waits for its turn before
-the copy is made, and the loop has a pause behind every large message. Who sent the fewest bytes of late comes
-first, so a small message waits for one copy and one pause, however many large ones somebody else has sent.
+gRPC copies an arrived message into Python in one piece, when the task that asked for the message wakes up: 1
+to 2 ms of the event loop for each MiB. Tasks wake up one after the other, so many large messages that arrive
+together would hold the loop until all are copied. Here a task that wakes up waits for its turn before the
+copy is made, and the loop has a pause after every large message. The sender of the fewest bytes of late comes
+first, so a small message waits for one copy and one pause, however many large messages others have sent.
 
 The size of a message is known only when it has been copied.
 """
@@ -26,25 +26,25 @@ from speculative.errors import InvalidRequest
 T = TypeVar("T")
 
 BYTE_S = 1.5e-9
-"""What the copy of each byte is taken to cost, in seconds of the loop's time."""
+"""The assumed cost of copying a byte, in seconds of the loop's time."""
 PAUSE = 2.0
-"""How many times as long as a large message's copy the pause behind it is."""
+"""Length of the pause after a large message, as a multiple of the time to copy the message."""
 SHARE = 0.1
-"""The share of the loop's time that pays a sender's debt off."""
+"""The share of the loop's time that pays off a sender's debt."""
 MOST_WAITING = 16
-"""While more messages than this wait there are no pauses: the memory that they take has to come back, and
-messages of others may wait behind them."""
+"""While more messages than this wait, there are no pauses: their memory has to be freed, and messages of
+other senders may wait behind them."""
 MOST_COMPARED = 256
-"""How many senders are compared for the next turn, of those whose turn was longest ago."""
+"""The most senders that are compared for the next turn; those whose last turn is longest ago are taken."""
 MOST_DEBTORS = 1024
-"""Senders with debts after which those are forgotten that have none any more."""
+"""Number of senders on record beyond which senders without a debt are forgotten."""
 
 
 class MessageSender(NamedTuple):
-    """Who sends a message, as far as that is known before it is read.
+    """The sender of a message, as far as known before the message is read.
 
-    A large message is held against all three: whoever invents new credentials, or dials anew for each call,
-    is still known by the rest.
+    A large message is held against all three fields: a caller that invents new credentials, or dials anew for
+    each call, is still known by the other fields.
     """
 
     host: str
@@ -56,25 +56,25 @@ class MessageSender(NamedTuple):
 
 
 class Debts:
-    """How much of the loop's time senders have had of late. Pure: the caller passes the time."""
+    """The loop's time that each sender has used of late. Pure: the caller passes the time."""
 
     def __init__(self) -> None:
         self._even_at: dict[str | int, float] = {}
 
     def add(self, sender: MessageSender, cost_s: float, now: float) -> None:
-        """Counts a message that took this long to copy."""
+        """Counts a message whose copy took `cost_s`."""
         if len(self._even_at) > MOST_DEBTORS:
             self._even_at = {who: at for who, at in self._even_at.items() if at > now}
         for who in sender:
             self._even_at[who] = max(now, self._even_at.get(who, now)) + cost_s / SHARE
 
     def of(self, sender: MessageSender, now: float) -> float:
-        """Seconds until nothing is held against the sender any more, of all three together; 0: nothing is."""
+        """Seconds until the sender's debts are paid off, summed over its three fields; 0: it has no debt."""
         return sum(max(0.0, self._even_at.get(who, now) - now) for who in sender)
 
 
 class Arriving(Generic[T]):
-    """A message that gRPC is asked for. Awaiting this waits until it has arrived, and makes no copy."""
+    """A message that gRPC was asked for. To await this object is to wait for the arrival, without a copy."""
 
     def __init__(self, message: Awaitable[T]) -> None:
         self._steps: Generator[Any, Any, T] = message.__await__()
@@ -91,17 +91,17 @@ class Arriving(Generic[T]):
             yield arrival
         except BaseException as error:
             if isinstance(arrival, asyncio.Future) and arrival.done() and not arrival.cancelled():
-                self.drop()  # it arrived as its call ended: without the copy its memory would be lost
+                self.drop()  # the message arrived as its call ended: only a copy frees its memory
             else:
                 self._steps.throw(error)
             raise
 
     def copied(self) -> "_Rest[T]":
-        """Awaiting the result makes the copy, and raises what gRPC raises."""
+        """An object to await, which makes the copy and raises what gRPC raises."""
         return _Rest(self._steps)
 
     def drop(self) -> T | None:
-        """Makes the copy, which alone frees gRPC's memory, for nobody; returns it where there is one."""
+        """Makes the copy only to free gRPC's memory; returns the message, or None if there is none."""
         try:
             next(self._steps)
         except StopIteration as done:
@@ -113,7 +113,7 @@ class Arriving(Generic[T]):
 
 
 class _Rest(Generic[T]):
-    """The rest of the way of a message that has arrived."""
+    """The last step of a message that has arrived: its copy."""
 
     def __init__(self, steps: Generator[Any, Any, T]) -> None:
         self._steps = steps
@@ -142,8 +142,7 @@ class HandOver:
     async def take(self, message: Awaitable[T], sender: MessageSender) -> T:
         """The message, once it has arrived and has its turn. Raises what awaiting it raises.
 
-        Raises InvalidRequest where gRPC has refused the message, which is larger than max_message_mb, or has
-        lost it.
+        Raises InvalidRequest where gRPC has lost the message, or refused it as larger than max_message_mb.
 
         Args:
             message: what a stream of gRPC's server returns for the next message.
@@ -206,7 +205,7 @@ class HandOver:
             waiting.turn.set_result(None)
 
     def _first(self, now: float) -> MessageSender:
-        """Who comes next: of those who have had the least of late, the one that has waited longest."""
+        """The sender whose turn comes next: the least debt decides, then the longest wait."""
         least, found = float("inf"), None
         for sender in islice(self._waiting, MOST_COMPARED):
             debt = self._debts.of(sender, now)
@@ -218,7 +217,7 @@ class HandOver:
         return found
 
     def _copied(self, message: object, sender: MessageSender) -> None:
-        """Counts a copy that was made; the next message has its turn after the pause behind it."""
+        """Counts a copy that was made; the next message has its turn after the pause."""
         self._taken = False
         size = len(message.data) if isinstance(message, Unparsed) else 0
         if size > SMALL_BYTES:
@@ -233,7 +232,7 @@ _OF_LOOPS: "WeakKeyDictionary[asyncio.AbstractEventLoop, HandOver]" = WeakKeyDic
 
 
 def hand_over() -> HandOver:
-    """The order of the running event loop."""
+    """The HandOver of the running event loop."""
     loop = asyncio.get_running_loop()
     found = _OF_LOOPS.get(loop)
     if found is None:

@@ -143,8 +143,8 @@ class MessageStream:
         messages: of gRPC.
         peer: the peer's address, for the log.
         read: turns what came into what the method takes.
-        sender: who sends, of a stream that gRPC's server hands over: its messages wait for their turns among
-            those of all senders. None: they are handed over as they come.
+        sender: the sender, if gRPC's server hands the messages over: they then wait for their turns among the
+            messages of all senders. None: each message is handed over as it comes.
     """
 
     def __init__(

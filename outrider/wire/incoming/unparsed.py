@@ -110,10 +110,10 @@ def _keeping_bytes(method: str, handler: Any) -> Any:
 
 
 class OnlyRequest:
-    """The request of a method that takes one: it is asked for when the method's checks have let the call in.
+    """The only request of a call, which is not read before the method's checks have let the call in.
 
-    gRPC's server would copy the request before it calls the method. For the peer a stream of one message and
-    a message are the same.
+    gRPC's server would copy the request before it calls the method. So the method is registered as one that
+    takes a stream; for the peer a message and a stream of one message are the same.
     """
 
     def __init__(self, messages: AsyncIterable[Any]) -> None:
@@ -121,7 +121,7 @@ class OnlyRequest:
 
 
 def _asking(handler: Any) -> Any:
-    """The handler, which gets an OnlyRequest if its method takes one request."""
+    """The handler; if its method takes one request, it is given an OnlyRequest."""
     if handler.request_streaming:
         return handler
     if handler.response_streaming:

@@ -151,7 +151,7 @@ def in_int8(folder: Path) -> PackedLM:
     return lm
 
 
-def test_compiled_passes_over_int8_are_eager_ones_and_ids_do_not_depend_on_drafts(
+def test_compiled_passes_over_int8_give_eager_logits_and_ids_do_not_depend_on_drafts(
     pair: tuple[PackedLM, PackedLM, torch.nn.Module], cache: Path, tmp_path: Path
 ) -> None:
     pair[2].save_pretrained(tmp_path)  # type: ignore[operator]

@@ -43,7 +43,9 @@ def rows_of(
 
 @pytest.mark.parametrize("rounded", [False, True], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_expects_the_hidden_states_and_logits_of_the_eager_head(layout: str, rounded: bool) -> None:
+def test_a_compiled_head_gives_the_hidden_states_and_logits_of_the_eager_head(
+    layout: str, rounded: bool
+) -> None:
     for seed in range(3):
         head = random_head(layout, TARGET, seed)
         if rounded:  # such weights are kept in bfloat16
@@ -64,7 +66,7 @@ def test_several_threads_give_the_same_logits() -> None:
     np.testing.assert_array_equal(together, alone)
 
 
-def test_a_head_whose_weights_are_others_is_found_out() -> None:
+def test_a_compiled_head_with_other_weights_fails_the_check() -> None:
     head = random_head("eagle", TARGET)
     made = compiled(head)
     head.layer.mlp.down_proj.weight.mul_(1.2)
@@ -73,7 +75,7 @@ def test_a_head_whose_weights_are_others_is_found_out() -> None:
 
 @pytest.mark.parametrize("layout", ["eagle", "eagle3"])
 @pytest.mark.parametrize("temperature", [0.0, 0.3, 0.8, 1.5])
-def test_ranks_children_as_the_rule_does(layout: str, temperature: float) -> None:
+def test_a_compiled_head_ranks_children_as_the_rule_does(layout: str, temperature: float) -> None:
     head = compiled(random_head(layout, TARGET))
     for seed in range(8):
         noise = None if temperature == 0 else PositionNoise(seed, 32, VOCABULARY)

@@ -136,7 +136,9 @@ def contents(pool: SlotPool) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_a_number_that_is_not_finite_stays_one_in_int8(operators: Operators, number: float) -> None:
+def test_a_number_that_is_not_finite_is_not_finite_in_int8_either(
+    operators: Operators, number: float
+) -> None:
     layout = KVLayout(((KEY_HEADS, 8), (KEY_HEADS, 8)), torch.float32, torch.device("cpu"), int8=True)
     pool = SlotPool(layout, BLOCK)
     plan = PassPlan([SequenceRows(SlotTable(pool), (0,), (-1,), ())], pool, torch.float32)

@@ -103,7 +103,7 @@ async def test_the_session_s_earlier_request_ends_with_one_that_waited_in_vain(
     await asyncio.gather(earlier, *burst)
 
 
-async def test_the_session_s_earlier_request_ends_with_one_that_waited_and_was_refused_elsewhere(
+async def test_a_sessions_earlier_request_ends_once_a_waiting_request_is_refused_elsewhere(
     world: Any, redis_server: RedisServer
 ) -> None:
     holding, refusing = FakeVerifier(per_tick=0), FakeVerifier(per_tick=0)

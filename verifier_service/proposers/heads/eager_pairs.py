@@ -17,7 +17,7 @@ from verifier_service.proposers.heads.plan import host_rows
 from verifier_service.proposers.planes import ProposerPlanes
 
 MOST_UNWRITTEN = 64
-"""Committed tokens whose pairs are kept before they are written, while the head does not draft."""
+"""Committed tokens whose pairs are collected before they are written, while the head does not draft."""
 
 
 @dataclass(slots=True)
