@@ -119,6 +119,18 @@ def test_what_a_held_block_continues_is_given_back_after_all_else() -> None:
     assert (len(world.cache), world.blocks.free) == (0, world.capacity)
 
 
+def test_held_blocks_between_others_do_not_keep_those_in_front_of_them() -> None:
+    """Two sessions began with copies of one prefix, the second of them behind what the first had added."""
+    world = World()
+    held = world.session(list(range(16)))
+    assert held is not None
+    world.end(held[0::2])
+    assert world.cache.evictable == 2
+    assert world.cache.evict(2, now=0.0) == 2
+    world.cache.check()
+    world.blocks.check([held[1::2], world.cache.held])
+
+
 def test_blocks_that_sessions_share_stay_cached_where_memory_is_short() -> None:
     world = World(capacity=6)
     held = world.session(list(range(16)))

@@ -162,8 +162,9 @@ class PrefixCache:
         """
         leaves = [self._rank(hash_, now) for hash_, entry in self._entries.items() if self._is_leaf(entry)]
         given = self._give_back(leaves, max(blocks, most), now)
-        if given < blocks:
-            for hash_ in self._covering(now):
+        # Behind what is given back there may be another held end, with more blocks in front of it.
+        while given < blocks and (covering := self._covering(now)):
+            for hash_ in covering:
                 leaves = [] if (leaf := self._uncover(hash_)) is None else [self._rank(leaf, now)]
                 given += self._give_back(leaves, blocks - given, now)
                 if given >= blocks:
