@@ -278,8 +278,13 @@ class ProposerHost:
                 last.begin(session.handle, session.cached - 1, block)
 
     def _feature(self, session: Session) -> Tensor | None:
-        """Hidden states of the position before a session's last token; None: yet to be computed."""
-        return None if self._last is None else self._last.at(session.handle, len(session.ids) - 2)
+        """Hidden states of the position before a session's last token; None: yet to be computed.
+
+        A session that gave its blocks up computes its positions again, whatever is known of them.
+        """
+        if self._last is None or session.uncomputed > 1:
+            return None
+        return self._last.at(session.handle, len(session.ids) - 2)
 
     def _ask(self, hosted: _Hosted, session: Session) -> DraftAsk:
         if hosted.planes is None:

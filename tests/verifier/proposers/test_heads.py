@@ -183,6 +183,18 @@ def test_after_a_preemption(kind: str) -> None:
     served.check(*sessions)
 
 
+@pytest.mark.parametrize("kind", ["hydra with prefix", "eagle", *COMPILED])
+def test_after_a_preemption_that_leaves_nothing_cached(kind: str) -> None:
+    """The session reads all its ids in the next step: what it gave up is not to be drafted from."""
+    served = decoding(kind)
+    session = served.open(PROMPT[:6], 40)
+    while len(session.ids) < 9:
+        served.driver.step()
+    served.driver.core.sessions._preempt(session)
+    served.driver.run()
+    served.check(session)
+
+
 @pytest.mark.parametrize("kind", ["hydra with prefix", "eagle", "eagle3", *COMPILED])
 def test_after_a_takeover(kind: str) -> None:
     served = decoding(kind)
