@@ -256,8 +256,8 @@ _NAMED: Mapping[str, type[OutriderError]] = {
 
 _TOO_LARGE = "larger than max"
 """Part of gRPC's own text, on either end, for a message that is larger than its receiver accepts."""
-_CANCELLED_HERE = "Locally cancelled"
-"""Part of gRPC's own text for a call that this end has cancelled."""
+_CANCELLED_HERE = ("Locally cancelled", "Channel closed")
+"""Parts of gRPC's own texts for a call that this end has cancelled, or whose channel this end has closed."""
 
 
 def error_of(error: grpc.RpcError) -> OutriderError:
@@ -274,7 +274,7 @@ def error_of(error: grpc.RpcError) -> OutriderError:
             return errors.InvalidRequest(f"the message is too large: {message} (sizes in bytes); {advice}")
         full = errors.QuotaExceeded if metadata.get(ERROR_KEY) == "QuotaExceeded" else errors.Overloaded
         return full(message, retry_after_s=_number(metadata.get(RETRY_KEY, ""), float, 1.0))
-    if code is grpc.StatusCode.CANCELLED and _CANCELLED_HERE not in message:
+    if code is grpc.StatusCode.CANCELLED and not any(text in message for text in _CANCELLED_HERE):
         # No service of ours ends a call so, but gRPC may where a stopping peer breaks its streams off.
         return errors.Unavailable(f"the peer broke the call off: {message}")
     if code is grpc.StatusCode.UNIMPLEMENTED:

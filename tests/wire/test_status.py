@@ -229,7 +229,11 @@ def test_a_peers_nonsense_in_metadata_is_no_bug_here(
 
 @pytest.mark.parametrize(
     ("details", "kind"),
-    [("CANCELLED", errors.Unavailable), ("Locally cancelled by application!", OutriderError)],
+    [
+        ("CANCELLED", errors.Unavailable),
+        ("Locally cancelled by application!", OutriderError),
+        ("Stream removed (Channel closed!)", OutriderError),  # another thread has closed the client
+    ],
 )
 def test_a_call_that_the_peer_breaks_off_is_lost_and_one_that_is_cancelled_here_is_not(
     details: str, kind: type[OutriderError]
