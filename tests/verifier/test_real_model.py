@@ -105,7 +105,7 @@ async def test_cancel_gives_the_slots_back(target: PackedLM) -> None:
 @pytest.mark.parametrize("kind", PARAMS)
 async def test_ids_with_a_batched_proposer_equal_ids_without(target: PackedLM, kind: str) -> None:
     params = PARAMS[kind]
-    async with serving(target, proposers="bigram", prefill_chunk=32) as verifier:
+    async with serving(target, proposers="bigram", prefill_chunk=32, budget="fixed") as verifier:
         expected = await plain(verifier, params)
         sources = [("bigram", ""), ("lookup", "")]
         answers = await asyncio.gather(
