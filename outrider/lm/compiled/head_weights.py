@@ -82,6 +82,16 @@ class PackedHead:
             **{name: self._norm(getattr(parts, name)) for name in _NORMS if name in HeadParts._fields},
             **{name: self._linear(each) for name, each in _products(parts).items()},
         )
+        self._check_sizes(_embeddings(parts, vocabulary_size).shape[1])
+
+    def _check_sizes(self, embedding_width: int) -> None:
+        """Raises NeverCompiled for parts whose sizes differ: the kernel reads and writes by these sizes."""
+        sizes, found = self.struct, self.struct.lm_head
+        if (found.inputs, found.outputs) != (sizes.width, sizes.drafted) or embedding_width != sizes.width:
+            raise NeverCompiled(
+                f"its output layer is {found.inputs} to {found.outputs} and its embeddings are "
+                f"{embedding_width} wide, where the head is {sizes.width} wide and drafts {sizes.drafted} ids"
+            )
 
     def _sizes(self, head: PairHead, parts: HeadParts, vocabulary_size: int) -> dict[str, int]:
         attention, mlp, layers = head.layer.self_attn, head.layer.mlp, len(head.reads)

@@ -141,9 +141,29 @@ def few_embeddings() -> PairHead:
     )
 
 
+def more_logits() -> PairHead:
+    wide = torch.nn.Linear(TARGET.shape.width, VOCABULARY + 3, bias=False)
+    return shaken(
+        EagleHead(TargetParts(TARGET.shape, TARGET.embed, wide, TARGET.device, TARGET.dtype), LAYER)
+    )
+
+
+def narrow_embeddings() -> PairHead:
+    table = torch.nn.Embedding(VOCABULARY, TARGET.shape.width // 2)
+    return shaken(
+        EagleHead(TargetParts(TARGET.shape, table, TARGET.lm_head, TARGET.device, TARGET.dtype), LAYER)
+    )
+
+
 @pytest.mark.parametrize(
     ("made", "why"),
-    [(gelu, "silu alone"), (odd_embeddings, "no plain table"), (few_embeddings, f"7 of {VOCABULARY} ids")],
+    [
+        (gelu, "silu alone"),
+        (odd_embeddings, "no plain table"),
+        (few_embeddings, f"7 of {VOCABULARY} ids"),
+        (more_logits, f"to {VOCABULARY + 3}"),
+        (narrow_embeddings, "embeddings are 16 wide"),
+    ],
 )
 def test_a_head_with_a_part_that_the_kernel_lacks_is_never_compiled(made: object, why: str) -> None:
     assert callable(made)
