@@ -17,6 +17,7 @@ from verifier_service.engine.session_sources import RoundScore, SessionSources
 from verifier_service.engine.source_policy import Reputations
 from verifier_service.observe.round_log import Rest, SourceState
 from verifier_service.remote_sources.source_presence import PresenceTrials
+from verifier_service.remote_sources.source_rests import SourceActivity, SourceThrottle
 from verifier_service.remote_sources.sources_at_address import SourcesAtAddress
 from verifier_service.sessions.request import SessionRequest, SourceSet
 
@@ -245,3 +246,21 @@ def test_trials_of_a_source_that_stays_useless_get_rare(seed: int) -> None:
     begun = [not before and after for before, after in pairwise(followed)]
     assert sum(begun[:500]) >= sum(begun[-500:]) <= 5
     assert sum(followed[-1000:]) < 60
+
+
+def test_a_round_of_a_rest_that_brings_nothing_counts_alike_by_the_short_way() -> None:
+    fates = []
+    for is_short in (False, True):
+        activity = SourceActivity()
+        throttles = [SourceThrottle(activity) for _ in range(3)]
+        fate = []
+        for step in range(1, 400):
+            for throttle in throttles:
+                if throttle.resting and is_short:
+                    throttle.rested(len(throttles), step)
+                else:
+                    throttle.committed(0.0, heard=False, batch=len(throttles), step=step)
+                fate.append(throttle.resting)
+        fates.append((fate, activity))
+    assert fates[0] == fates[1]
+    assert {True, False} == set(fates[0][0][600:]), "rests begin and end"

@@ -263,6 +263,11 @@ class SessionSources:
         self._tokens += _WEIGHT * (len(token_sources) - self._tokens)
         row = scored.node_cost / self._tokens
         for address in self._addresses:
+            if address.throttle.resting and not own and heard.isdisjoint(address.indices):
+                address.throttle.rested(
+                    batch, step
+                )  # what is said below, without the work: crowds rest a lot
+                continue
             # Without a token that only this source had, the target's own token ends the round in its place,
             # and one more round makes up for the rest. Such a token saves a round, however long rounds are.
             saved = sum(own.get(index, 0) * self._gains[index].net(row) for index in address.indices)

@@ -133,6 +133,11 @@ class SourceThrottle:
             self._spend(heard, spared, right and price <= LEAST_PRICE, batch, weight)
         self._begins = False
 
+    def rested(self, batch: int, step: int) -> None:
+        """As `committed`, for a round of a rest in which the source saved nothing and was not heard."""
+        self._go_on_resting(False, batch, step)
+        self._begins = False
+
     def _pay(self, rounds: float, weight: float) -> None:
         """Adds the rounds that a gain pays for; a source that has paid for the most is tried no longer.
 
