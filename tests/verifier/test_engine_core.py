@@ -234,7 +234,10 @@ def test_one_pass_is_computed_at_a_time() -> None:
 def with_a_known_source(driver: Driver) -> Session:
     """A session whose source has brought each round's drafts 2 ms after it, and before the next."""
     session = driver.open(1, REMOTE)
-    driver.finish(driver.begin())
+    begun = driver.begin()
+    driver.now += 0.002
+    driver.draft(session, 1)
+    driver.finish(begun)
     for _ in range(3):
         begun = driver.core.begin(driver.now)
         assert isinstance(begun, AwaitDrafts)
@@ -269,6 +272,19 @@ def test_a_lone_session_may_wait_for_a_draft_and_goes_on_with_it() -> None:
     assert len(driver.finish(begun)[0][1]) > 1
     assert waits >= 1
     assert tuple(session.ids) == driver.golden(len(session.ids) - len(PROMPT))
+
+
+def test_a_lone_session_of_silent_sources_is_published_as_its_pass_begins() -> None:
+    driver = Driver(wait_ms=4.0)
+    session = driver.open(1, REMOTE)
+    for _ in range(3):
+        begun = driver.core.begin(driver.now)
+        assert isinstance(begun, TargetPass), "nothing is worth a wait"
+        assert begun.report is not None
+        driver.publish(begun)
+        driver.finish(begun)
+    driver.draft(session, 1)
+    assert isinstance(driver.core.begin(driver.now), AwaitDrafts), "the source may draft more"
 
 
 def test_a_wait_ends_when_another_session_comes() -> None:

@@ -170,7 +170,7 @@ class EngineCore:
         plan = self._schedule(ready)
         # A step that may wait for drafts has its report published first. Any other step has it published as
         # the forward begins, so that the event loop's work overlaps with that and not with this thread's.
-        if len(ready) == 1 and ready[0].sources.latencies and self._limits.wait_ms_most > 0:
+        if len(ready) == 1 and ready[0].sources.may_be_awaited and self._limits.wait_ms_most > 0:
             self._wait = _Wait(plan)
             return AwaitDrafts(now_s, self._report(stepping=True, step_ms=plan.step_ms))
         parts = self._parts(plan)

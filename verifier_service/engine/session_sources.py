@@ -159,6 +159,11 @@ class SessionSources:
         return self._stood[1]
 
     @property
+    def may_be_awaited(self) -> bool:
+        """Whether a remote source has drafted lately, so that a step might wait for its next draft."""
+        return any([not latency.silent for latency in self.latencies.values()])
+
+    @property
     def uses(self) -> list[tuple[SourcePresence, bool]]:
         """Addresses that the session does not leave alone itself, and whether each is sent the last round."""
         return [
