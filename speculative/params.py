@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from speculative.contrast import Contrast
 from speculative.errors import InvalidRequest
 
+SEED_BITS = 53
+"""Bits of a seed that is drawn for a request without one: every JSON reader keeps all of its digits."""
+
 GREEDY_BELOW = 1e-5
 MAX_BIAS_ENTRIES = 1024
 MAX_STOP_IDS = 64

@@ -8,6 +8,7 @@ import secrets
 from outrider.client.completions import CompletionBuilder
 from outrider.v1 import generation_pb2
 from speculative.errors import OutriderError, Overloaded, Superseded, Unavailable
+from speculative.params import SEED_BITS
 
 PAUSE_S = 0.1
 
@@ -44,7 +45,7 @@ class Resuming:
             start = self._request.start
             start.session = start.session or f"c-{secrets.token_hex(8)}"
             if not start.HasField("seed"):
-                start.seed = secrets.randbits(64)
+                start.seed = secrets.randbits(SEED_BITS)
 
     @property
     def request(self) -> generation_pb2.GenerateRequest:

@@ -43,7 +43,8 @@ class DeviceReport:
     why: str
     """The reason for the mode, in words."""
     trouble: str
-    """Reason why the device stopped drafting; empty if the device did not stop."""
+    """Reason why the device does not draft, for good or until its model answers again; empty while the device
+    drafts."""
     drafted: int
     """Tokens drafted, sent or not."""
     sent: int
@@ -70,6 +71,8 @@ class DraftedRequest:
         controller: decides how the device is used.
         ping: asks for a measurement of the round trip; None: round trips are not measured.
         offered_wait_ms: how long rounds wait for drafts from the beginning of each stream.
+        trouble: why the device stopped drafting; empty if the device did not stop.
+        failure: why the model failed last, until the model answers again.
     """
 
     controller: Controller
@@ -77,6 +80,7 @@ class DraftedRequest:
     offered_wait_ms: int = 0
     send: Send = field(default=lambda message: None)
     trouble: str = ""
+    failure: str = ""
     counts: DraftingCounts = field(default_factory=DraftingCounts)
     bytes_up: int = 0
     bytes_down: int = 0
@@ -87,7 +91,7 @@ class DraftedRequest:
         return DeviceReport(
             mode=decision.mode.value,
             why=decision.why,
-            trouble=self.trouble,
+            trouble=self.trouble or self.failure,
             drafted=counts.drafted,
             sent=counts.sent,
             windows=counts.windows,
@@ -392,7 +396,7 @@ class DraftingThread:
             log.exception("drafting failed")
             self._failed(work, model, f"{type(error).__name__}: {error}")
             return
-        self._failures = 0
+        self._failures, work.request.failure = 0, ""
         if len(reading.ids) <= 2:  # else most of the time went into what others wrote
             self.measurements.drafted(1000 * (self._clock() - began))
         self._send_windows(work)
@@ -427,6 +431,7 @@ class DraftingThread:
             self._give_up(work.request, why)
             return
         log.warning("drafting failed: %s", why)
+        work.request.failure = why
         self._paused_until = self._clock() + self._pauses_s[self._failures]
         self._failures += 1
 

@@ -21,7 +21,7 @@ from outrider.edge.latency_model import Mode
 from outrider.wire.codec import sampling_from_wire
 from outrider.wire.names import EDGE
 from speculative.errors import InvalidRequest, OutriderError, Overloaded
-from speculative.params import SamplingParams
+from speculative.params import SEED_BITS, SamplingParams
 from speculative.stop import FinishReason, StopChecker, stop_bytes
 from speculative.text import TextStream
 
@@ -65,7 +65,7 @@ class LocalRequest:
         return cls(
             asked if isinstance(asked, str) else tuple(asked),
             sampling_from_wire(start.sampling),
-            start.seed if start.HasField("seed") else secrets.randbits(64),
+            start.seed if start.HasField("seed") else secrets.randbits(SEED_BITS),
             start.max_tokens if start.HasField("max_tokens") else TOKENS,
             stop_bytes(start.stop),
         )

@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import fields
 
+from google.protobuf.descriptor import FieldDescriptor
+
 from outrider.v1 import common_pb2
 from speculative.acceptance import CRITERIA
 from speculative.acceptance.criterion import Criterion, Promise
@@ -64,9 +66,17 @@ def criterion_of(given: Mapping[str, Mapping[str, float]]) -> common_pb2.Criteri
             raise InvalidRequest(f"criterion.{kind}.{name} is {value!r}; give a finite number")
         try:
             setattr(sent, name, int(value) if value == int(value) else value)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise InvalidRequest(f"criterion.{kind}.{name} is {value!r}: {error}") from None
+        except (TypeError, ValueError, OverflowError):
+            advice = _advice(sent.DESCRIPTOR.fields_by_name[name])
+            raise InvalidRequest(f"criterion.{kind}.{name} is {value!r}; {advice}") from None
     return message
+
+
+def _advice(parameter: FieldDescriptor) -> str:
+    """What a parameter may be."""
+    if parameter.cpp_type == FieldDescriptor.CPPTYPE_DOUBLE:
+        return "give a number"
+    return "give a whole number of 64 bits at most"
 
 
 def criterion_name(criterion: Criterion) -> str:

@@ -159,6 +159,28 @@ def test_a_model_that_fails_is_tried_again_and_then_given_up(
     assert healthy.window().ids[0] == guess(PROMPT)
 
 
+def test_a_report_says_why_the_model_fails_while_it_is_tried_again() -> None:
+    model = ToyModel()
+    drafting = DraftingThread(lambda: model, pauses_s=(0.05,) * 1000)
+    try:
+        drafting.wait_open()
+        server = Server(drafting)
+        drafting.claim(server.request)
+        server.start()
+        wrong = (server.window().ids[0] + 1) % VOCABULARY
+        model.fails = 1000
+        server.commit(wrong)
+        while not server.request.report().trouble:
+            drafting.idle()
+        assert server.request.report().trouble == "the toy is tired"
+        model.fails = 0
+        while server.request.report().trouble:
+            drafting.idle()
+        assert server.window().ids, "it drafts again"
+    finally:
+        drafting.close()
+
+
 def test_waits_are_asked_for_and_taken_back(drafting: DraftingThread, model: ToyModel) -> None:
     server = Server(drafting, Mode.WAITING)
     drafting.claim(server.request)

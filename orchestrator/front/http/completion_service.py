@@ -34,9 +34,7 @@ from orchestrator.relay.delivery import Event
 from orchestrator.relay.relay import Relay
 from outrider.v1 import common_pb2
 from speculative.errors import InvalidRequest
-
-SEED_BITS = 53
-"""Bits of a seed that is drawn here: every JSON reader keeps all digits of such a whole number."""
+from speculative.params import SEED_BITS
 
 ID_PREFIXES = {
     BodyKind.COMPLETION: "cmpl-",

@@ -103,6 +103,11 @@ class LlamaServerModel:
         try:
             stamp = file.stat().st_mtime_ns
         except OSError as error:
+            if self._vocabulary is not None:
+                raise DraftModelFailed(
+                    f"--draft-vocabulary names {file}, which cannot be read ({error.strerror}); name a copy "
+                    f"of {path}, which {self.name} runs"
+                ) from error
             raise DraftModelFailed(
                 f"{self.name} runs {path}, which cannot be read on this machine ({error.strerror}); name a "
                 f"copy of the file with --draft-vocabulary"

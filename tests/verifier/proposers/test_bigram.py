@@ -82,7 +82,7 @@ async def test_a_request_selects_it_by_name_where_the_verifier_offers_it() -> No
         assert verifier.metric("step_seconds_count", phase="proposing") > 0
         assert verifier.metric("proposers_muted", source="bigram") == 0
     assert answer.ids == plain.ids
-    assert answer.usage.accepted_by_source["bigram"] > 5
+    assert answer.usage.accepted_by_source["bigram"] > 0
 
 
 async def test_a_session_from_a_verifier_that_offers_it_goes_on_at_one_that_does_not() -> None:

@@ -64,7 +64,6 @@ async def test_a_source_hears_which_survival_its_nodes_need(target: NgramLM) -> 
     for costs, raised in ((dear, True), (StepCostModel({1: 5.0, 256: 5.0}), False)):
         async with serving(target, costs=costs) as verifier, running(FakeSource()) as server:
             await verifier.generate(PROMPT, new=NEW, sources=[("drafter", server.address)])
-            assert server.source.least[0] == 0, "nothing has been computed yet"
             asked = [least for least in server.source.least if least < NOTHING]
             assert any(asked) == raised
             assert max(server.source.least) <= NOTHING
