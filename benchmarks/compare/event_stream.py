@@ -133,7 +133,7 @@ async def _lines(
             try:
                 writer.write(_head(endpoint, method, path, body) + (body or b""))
                 await writer.drain()
-                status = await reader.readline()
+                status = await _line(reader)
                 chunked = await _read_headers(reader)
                 if b" 200 " not in status:
                     said = await _rest(reader, chunked)
@@ -146,7 +146,9 @@ async def _lines(
                     await writer.wait_closed()
     except TimeoutError as error:
         raise EndpointFailed(f"no whole answer within {timeout_s:g} s") from error
-    except (OSError, EOFError, ValueError) as error:
+    except (EOFError, ConnectionResetError, BrokenPipeError) as error:
+        raise EndpointFailed("closed the connection amid an answer") from error
+    except (OSError, ValueError) as error:
         raise EndpointFailed(f"{type(error).__name__}: {error}") from error
 
 
@@ -168,10 +170,18 @@ def _head(endpoint: Endpoint, method: str, path: str, body: bytes | None) -> byt
     return "\r\n".join((*lines, "", "")).encode()
 
 
+async def _line(reader: asyncio.StreamReader) -> bytes:
+    """The next line, with its end. Raises EOFError where the connection ends before the line does."""
+    line = await reader.readline()
+    if not line.endswith(b"\n"):
+        raise EOFError
+    return line
+
+
 async def _read_headers(reader: asyncio.StreamReader) -> bool:
     """Reads the headers; whether the body comes in chunks."""
     chunked = False
-    while (line := await reader.readline()).strip():
+    while (line := await _line(reader)).strip():
         chunked |= line.lower().startswith(b"transfer-encoding:") and b"chunked" in line.lower()
     return chunked
 
@@ -181,8 +191,18 @@ async def _pieces(reader: asyncio.StreamReader, chunked: bool) -> AsyncIterator[
         while piece := await reader.read(1 << 16):
             yield piece
         return
-    while size := int(await reader.readline(), 16):
+    while size := await _chunk_size(reader):
         yield (await reader.readexactly(size + 2))[:-2]
+
+
+async def _chunk_size(reader: asyncio.StreamReader) -> int:
+    """Bytes of the next chunk. Raises EOFError where the connection ends before it, EndpointFailed."""
+    line = await _line(reader)
+    try:
+        return int(line, 16)
+    except ValueError as error:
+        said = line[:60].strip().decode(errors="replace")
+        raise EndpointFailed(f"the size of a chunk is {said!r}, which is no hexadecimal number") from error
 
 
 async def _body_lines(reader: asyncio.StreamReader, chunked: bool) -> AsyncIterator[bytes]:
