@@ -8,6 +8,7 @@ import asyncio
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -32,6 +33,28 @@ def named_endpoint(text: str) -> Endpoint:
     if not name or parts.scheme not in ("http", "https") or not parts.hostname:
         raise argparse.ArgumentTypeError(f"{text}: an endpoint is NAME=URL, such as ours=http://HOST:8000/v1")
     return Endpoint(name, url.rstrip("/"), model)
+
+
+def named_key(text: str) -> tuple[str, str]:
+    """An endpoint's name and the environment variable with its key, from NAME=VARIABLE."""
+    name, _, variable = text.partition("=")
+    if not name or not variable:
+        raise argparse.ArgumentTypeError(f"{text}: a key is NAME=VARIABLE, such as ours=OUR_API_KEY")
+    return name, variable
+
+
+def keys_in(variables: Mapping[str, str]) -> dict[str, str]:
+    """The keys of endpoints, from the environment variables that hold them, by the endpoints' names.
+
+    Raises SystemExit for a variable that is not set or is empty.
+    """
+    for name, variable in variables.items():
+        if not os.environ.get(variable):
+            raise SystemExit(
+                f"--key {name}={variable}: the environment variable {variable} is not set or is empty; "
+                "put the key into it"
+            )
+    return {name: os.environ[variable] for name, variable in variables.items()}
 
 
 class Comparison:
@@ -82,7 +105,7 @@ class Comparison:
 
     async def _greet(self, endpoint: Endpoint) -> None:
         """Finds the endpoint's model and key, and answers one request untimed."""
-        key = os.environ.get(self._settings.keys.get(endpoint.name, ""), "")
+        key = self._settings.keys.get(endpoint.name, "")
         found = Endpoint(endpoint.name, endpoint.url, endpoint.model, key)
         if self._is_measured(endpoint.name):
             self._endpoints.append(found)
@@ -153,10 +176,6 @@ def parse() -> argparse.Namespace:
     def numbers(text: str) -> list[int]:
         return [int(number) for number in text.split(",")]
 
-    def pair(text: str) -> tuple[str, str]:
-        name, _, variable = text.partition("=")
-        return name, variable
-
     parser = command_line("compare", __doc__, is_curve=True)
     parser.add_argument(
         "--endpoint",
@@ -168,7 +187,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument(
         "--key",
-        type=pair,
+        type=named_key,
         action="append",
         default=[],
         metavar="NAME=VARIABLE",
@@ -194,9 +213,10 @@ def parse() -> argparse.Namespace:
         parser.error(f"two endpoints have one name: {', '.join(names)}")
     if min(settings.concurrency) < 1 or settings.repeats < 1 or settings.requests < 1:
         parser.error("--concurrency, --requests and --repeats must be 1 or more")
-    settings.keys = dict(settings.key)
-    if unknown := settings.keys.keys() - set(names):
+    variables = dict(settings.key)
+    if unknown := variables.keys() - set(names):
         parser.error(f"--key names no endpoint: {', '.join(sorted(unknown))}")
+    settings.keys = keys_in(variables)
     return settings
 
 

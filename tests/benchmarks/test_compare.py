@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.compare import __main__ as compare
 from benchmarks.compare.event_stream import (
     Endpoint,
     EndpointFailed,
@@ -179,6 +181,41 @@ def test_an_endpoint_that_falls_silent_is_a_failure_after_its_time() -> None:
 def test_an_endpoint_that_nobody_listens_at_is_a_failure() -> None:
     with pytest.raises(EndpointFailed, match="ConnectionRefusedError"):
         asyncio.run(find_model(Endpoint("gone", "http://127.0.0.1:9/v1"), 10))
+
+
+def compared(monkeypatch: pytest.MonkeyPatch, *flags: str) -> None:
+    """Runs the benchmark in this process."""
+    monkeypatch.setattr(sys, "argv", ["compare", *flags])
+    compare.main()
+
+
+def test_a_key_is_what_its_variable_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMALL_KEY", "secret")
+
+    assert compare.keys_in({"small": "SMALL_KEY"}) == {"small": "secret"}
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_a_key_whose_variable_is_not_set_is_refused_before_anything_is_sent(
+    monkeypatch: pytest.MonkeyPatch, value: str | None
+) -> None:
+    monkeypatch.delenv("SMALL_KEY", raising=False)
+    if value is not None:
+        monkeypatch.setenv("SMALL_KEY", value)
+    server = SmallServer(100)
+
+    with served(server) as url, pytest.raises(SystemExit, match="the environment variable SMALL_KEY is not"):
+        compared(monkeypatch, "--endpoint", f"a={url}", "--key", "a=SMALL_KEY")
+    assert server.bodies == []
+
+
+def test_a_key_without_a_variable_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        compared(monkeypatch, "--endpoint", "a=http://127.0.0.1:9/v1", "--key", "a")
+
+    assert "a: a key is NAME=VARIABLE" in capsys.readouterr().err
 
 
 def test_figures_pool_the_repeats_of_a_level() -> None:
