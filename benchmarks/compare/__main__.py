@@ -89,7 +89,7 @@ class Comparison:
         """The result's fields; an endpoint that failed has no figures."""
         names = [endpoint.name for endpoint in self._endpoints if endpoint.name not in self.failed]
         if not names:
-            raise SystemExit(f"no endpoint could be measured: {self.failed}")
+            raise SystemExit("no endpoint could be measured; why each failed stands above")
         first = self._records(names[0], self._settings.concurrency[0])[0]["texts"]
         figures = {
             name: {
@@ -166,7 +166,8 @@ class Comparison:
         return [record["prompt"] for record in held_out_records(24)]
 
     def _fail(self, name: str, concurrency: int, failure: EndpointFailed) -> None:
-        print(f"{name} failed at concurrency {concurrency}: {failure}", file=sys.stderr)
+        when = f"at concurrency {concurrency}" if concurrency else "before the first request"
+        print(f"{name} failed {when}: {failure}", file=sys.stderr)
         self.failed[name] = {"concurrency": concurrency, "why": str(failure)}
 
 

@@ -27,6 +27,7 @@ from benchmarks.shared.services import HelperProcess
 
 TOKENIZER = Path(__file__).parents[2] / "models" / "target" / "tokenizer.json"
 EVENTS = 4
+NOT_FOUND = b'HTTP/1.1 404 Not Found\r\n\r\n{"detail": "Not Found"}'
 
 
 class SmallServer:
@@ -47,6 +48,8 @@ class SmallServer:
                 writer.write(
                     b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + json.dumps(self.models()).encode()
                 )
+            elif head.startswith("GET"):
+                writer.write(NOT_FOUND)
             else:
                 length = int(head.lower().partition("content-length: ")[2].partition("\r\n")[0])
                 self.bodies.append(json.loads(await reader.readexactly(length)))
@@ -151,12 +154,15 @@ TEXT = b'data: {"choices": [{"text": "x"}]}\n\n'
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        (b"HTTP/1.1 503 Busy\r\n\r\ncome back later", "503 Busy: b'come back later'"),
+        (b"HTTP/1.1 503 Busy\r\n\r\ncome back later", "503 Busy: come back later$"),
         (OK + TEXT + b'data: {"error": {"message": "out of memory"}}\n\n', "in the stream: .*out of memory"),
-        (OK + TEXT + b"data: {\n\n", "an event is no completion: b'{'"),
+        (b"HTTP/1.1 503 Busy\r\n\r\n" + "é\n".encode() * 500, "503 Busy: (é ){100}$"),
+        (b"HTTP/1.1 503 Busy\r\n\r\n\x1b[2Jgo", r"503 Busy: \?\[2Jgo$"),
+        (b"HTTP/1.1 503 Busy\r\n\r\n", "503 Busy: nothing$"),
+        (OK + TEXT + b"data: {\n\n", "an event is no completion: {$"),
         (OK + TEXT + b'data: {"choices": [7]}\n\n', "an event is no completion"),
         (OK + b"data: [DONE]\n\n", "the answer has no text"),
-        (CHUNKED + b"zz\r\n", "the size of a chunk is 'zz', which is no hexadecimal number"),
+        (CHUNKED + b"zz\r\n", "the size of a chunk is zz, which is no hexadecimal number"),
         (CHUNKED + b"40\r\ndata:", CLOSED),
         (CHUNKED + b"5\r\ndata:\r\n", CLOSED),
         (CHUNKED + b"5\r\ndata:\r\n4", CLOSED),
@@ -181,6 +187,22 @@ def test_an_endpoint_that_falls_silent_is_a_failure_after_its_time() -> None:
 def test_an_endpoint_that_nobody_listens_at_is_a_failure() -> None:
     with pytest.raises(EndpointFailed, match="ConnectionRefusedError"):
         asyncio.run(find_model(Endpoint("gone", "http://127.0.0.1:9/v1"), 10))
+
+
+def test_a_url_without_its_end_is_told_as_text_with_a_hint(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with served(SmallServer(1)) as url, pytest.raises(SystemExit, match="why each failed stands above"):
+        compared(monkeypatch, "--endpoint", f"a={url.removesuffix('/v1')}")
+
+    why = f'404 Not Found: {{"detail": "Not Found"}}; the base URL usually ends in /v1: try {url}'
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first == f"a failed before the first request: HTTP/1.1 {why}"
+
+
+def test_a_url_with_its_end_gets_no_hint() -> None:
+    with served(Scripted(NOT_FOUND)) as url, pytest.raises(EndpointFailed, match=r'"Not Found"\}$'):
+        asyncio.run(stream_answer(Endpoint("a", url), "/completions", {}, 10))
 
 
 def compared(monkeypatch: pytest.MonkeyPatch, *flags: str) -> None:
