@@ -124,7 +124,6 @@ GOOD = json.dumps({"question_id": 1, "category": "qa", "turns": ["when?"]})
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("{", "Expecting"),
         ("[]", "a question is an object"),
         ('{"question_id": "1", "category": "qa", "turns": ["a"]}', "question_id is '1'"),
         ('{"question_id": 2, "turns": ["a"]}', "category is None"),
@@ -138,6 +137,15 @@ def test_a_broken_question_is_refused_by_its_line(tmp_path: Path, line: str, why
     path.write_text(f"{GOOD}\n\n{line}\n")
 
     with pytest.raises(SystemExit, match=f"questions.jsonl:3: .*{why}"):
+        read_questions(path)
+
+
+def test_a_line_that_is_not_json_is_named_with_the_column_of_its_fault(tmp_path: Path) -> None:
+    path = tmp_path / "questions.jsonl"
+    path.write_text(f"{GOOD}\n{{7}}\n")
+
+    why = "questions.jsonl:2 is not JSON: Expecting property name enclosed in double quotes at column 2"
+    with pytest.raises(SystemExit, match=f"{why}$"):
         read_questions(path)
 
 
@@ -157,7 +165,7 @@ def test_broken_questions_are_refused_before_anything_starts(tmp_path: Path) -> 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
     assert done.returncode == 1
-    assert "questions.jsonl:1: " in done.stderr
+    assert "questions.jsonl:1 is not JSON: " in done.stderr
     assert "Traceback" not in done.stderr
 
 
