@@ -23,6 +23,8 @@ from benchmarks.shared.resumable import ResumeFile
 
 PATHS = {False: "/completions", True: "/chat/completions"}
 """Path of a request, by whether it is a conversation."""
+PROMPTS = 24
+"""Held-out prompts that are sent without --questions."""
 
 
 def named_endpoint(text: str) -> Endpoint:
@@ -163,7 +165,7 @@ class Comparison:
     def _read_prompts(self) -> list[str]:
         if self._settings.questions is not None:
             return [question.turns[0] for question in read_questions(self._settings.questions)]
-        return [record["prompt"] for record in held_out_records(24)]
+        return [record["prompt"] for record in held_out_records(PROMPTS)]
 
     def _fail(self, name: str, concurrency: int, failure: EndpointFailed) -> None:
         when = f"at concurrency {concurrency}" if concurrency else "before the first request"
@@ -192,22 +194,46 @@ def parse() -> argparse.Namespace:
         action="append",
         default=[],
         metavar="NAME=VARIABLE",
-        help="environment variable with the bearer token of an endpoint; repeatable",
+        help="environment variable with an endpoint's bearer token; repeatable. Default: no token is sent",
     )
     parser.add_argument(
-        "--concurrency", type=numbers, default=[1, 2, 4, 8, 16, 32, 64], help="requests at a time"
+        "--concurrency",
+        type=numbers,
+        default="1,2,4,8,16,32,64",
+        metavar="N,N",
+        help="requests at a time, a level for each number; default: %(default)s",
     )
-    parser.add_argument("--questions", type=Path, help="first turns of questions of Spec-Bench's format")
-    parser.add_argument("--chat", action="store_true", help="send conversations of one turn, not prompts")
-    parser.add_argument("--requests", type=int, default=16, help="fewest requests of a level")
-    parser.add_argument("--tokens", type=int, default=96, help="most tokens of an answer")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
     parser.add_argument(
-        "--ignore-eos", action="store_true", help="send ignore_eos, which vLLM, SGLang and llama.cpp know too"
+        "--questions",
+        type=Path,
+        metavar="FILE",
+        help=f"send the first turns of questions of Spec-Bench's format; default: {PROMPTS} held-out prompts",
     )
-    parser.add_argument("--repeats", type=int, default=1, help="repeats of every level")
-    parser.add_argument("--timeout-s", type=float, default=300.0, help="seconds for one answer")
-    parser.add_argument("--resume", type=Path, metavar="FILE", help="keep levels here and go on from them")
+    parser.add_argument(
+        "--chat", action="store_true", help="send conversations of one turn; default: prompts"
+    )
+    parser.add_argument(
+        "--requests", type=int, default=16, help="fewest requests of a level; default: %(default)s"
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=96, help="most tokens of an answer; default: %(default)s"
+    )
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy; default: %(default)g")
+    parser.add_argument(
+        "--ignore-eos",
+        action="store_true",
+        help="send ignore_eos, which vLLM, SGLang and llama.cpp know too; default: an answer may end early",
+    )
+    parser.add_argument("--repeats", type=int, default=1, help="repeats of every level; default: %(default)s")
+    parser.add_argument(
+        "--timeout-s", type=float, default=300.0, help="seconds for one answer; default: %(default)g"
+    )
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="FILE",
+        help="keep levels here and go on from them; default: measure all levels and keep none",
+    )
     settings = parser.parse_args()
     names = [endpoint.name for endpoint in settings.endpoint]
     if len(set(names)) < len(names):

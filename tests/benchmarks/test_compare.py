@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -238,6 +239,20 @@ def test_a_key_without_a_variable_is_refused(
         compared(monkeypatch, "--endpoint", "a=http://127.0.0.1:9/v1", "--key", "a")
 
     assert "a: a key is NAME=VARIABLE" in capsys.readouterr().err
+
+
+def test_the_help_names_the_default_of_every_flag(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        compared(monkeypatch, "--help")
+
+    said = capsys.readouterr().out.partition("options:")[2]
+    flags = dict(re.findall(r"^  (--[a-z-]+)(.*?)(?=^  -|\Z)", said, re.DOTALL | re.MULTILINE))
+    assert len(flags) > 10
+    shared = {"--json", "--plot"}  # of all benchmarks
+    assert [flag for flag, text in flags.items() if "efault" not in text and flag not in shared] == []
+    assert "default: 1,2,4,8,16,32,64" in " ".join(flags["--concurrency"].split())
 
 
 def test_figures_pool_the_repeats_of_a_level() -> None:
