@@ -8,6 +8,7 @@ import asyncio
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,6 +23,8 @@ from benchmarks.shared.resumable import ResumeFile
 
 PATHS = {False: "/completions", True: "/chat/completions"}
 """Path of a request, by whether it is a conversation."""
+PROMPTS = 24
+"""Held-out prompts that are sent without --questions."""
 
 
 def named_endpoint(text: str) -> Endpoint:
@@ -32,6 +35,28 @@ def named_endpoint(text: str) -> Endpoint:
     if not name or parts.scheme not in ("http", "https") or not parts.hostname:
         raise argparse.ArgumentTypeError(f"{text}: an endpoint is NAME=URL, such as ours=http://HOST:8000/v1")
     return Endpoint(name, url.rstrip("/"), model)
+
+
+def named_key(text: str) -> tuple[str, str]:
+    """An endpoint's name and the environment variable with its key, from NAME=VARIABLE."""
+    name, _, variable = text.partition("=")
+    if not name or not variable:
+        raise argparse.ArgumentTypeError(f"{text}: a key is NAME=VARIABLE, such as ours=OUR_API_KEY")
+    return name, variable
+
+
+def keys_in(variables: Mapping[str, str]) -> dict[str, str]:
+    """The keys of endpoints, from the environment variables that hold them, by the endpoints' names.
+
+    Raises SystemExit for a variable that is not set or is empty.
+    """
+    for name, variable in variables.items():
+        if not os.environ.get(variable):
+            raise SystemExit(
+                f"--key {name}={variable}: the environment variable {variable} is not set or is empty; "
+                "put the key into it"
+            )
+    return {name: os.environ[variable] for name, variable in variables.items()}
 
 
 class Comparison:
@@ -66,7 +91,7 @@ class Comparison:
         """The result's fields; an endpoint that failed has no figures."""
         names = [endpoint.name for endpoint in self._endpoints if endpoint.name not in self.failed]
         if not names:
-            raise SystemExit(f"no endpoint could be measured: {self.failed}")
+            raise SystemExit("no endpoint could be measured; why each failed stands above")
         first = self._records(names[0], self._settings.concurrency[0])[0]["texts"]
         figures = {
             name: {
@@ -82,7 +107,7 @@ class Comparison:
 
     async def _greet(self, endpoint: Endpoint) -> None:
         """Finds the endpoint's model and key, and answers one request untimed."""
-        key = os.environ.get(self._settings.keys.get(endpoint.name, ""), "")
+        key = self._settings.keys.get(endpoint.name, "")
         found = Endpoint(endpoint.name, endpoint.url, endpoint.model, key)
         if self._is_measured(endpoint.name):
             self._endpoints.append(found)
@@ -140,10 +165,11 @@ class Comparison:
     def _read_prompts(self) -> list[str]:
         if self._settings.questions is not None:
             return [question.turns[0] for question in read_questions(self._settings.questions)]
-        return [record["prompt"] for record in held_out_records(24)]
+        return [record["prompt"] for record in held_out_records(PROMPTS)]
 
     def _fail(self, name: str, concurrency: int, failure: EndpointFailed) -> None:
-        print(f"{name} failed at concurrency {concurrency}: {failure}", file=sys.stderr)
+        when = f"at concurrency {concurrency}" if concurrency else "before the first request"
+        print(f"{name} failed {when}: {failure}", file=sys.stderr)
         self.failed[name] = {"concurrency": concurrency, "why": str(failure)}
 
 
@@ -152,10 +178,6 @@ def parse() -> argparse.Namespace:
 
     def numbers(text: str) -> list[int]:
         return [int(number) for number in text.split(",")]
-
-    def pair(text: str) -> tuple[str, str]:
-        name, _, variable = text.partition("=")
-        return name, variable
 
     parser = command_line("compare", __doc__, is_curve=True)
     parser.add_argument(
@@ -168,35 +190,60 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument(
         "--key",
-        type=pair,
+        type=named_key,
         action="append",
         default=[],
         metavar="NAME=VARIABLE",
-        help="environment variable with the bearer token of an endpoint; repeatable",
+        help="environment variable with an endpoint's bearer token; repeatable. Default: no token is sent",
     )
     parser.add_argument(
-        "--concurrency", type=numbers, default=[1, 2, 4, 8, 16, 32, 64], help="requests at a time"
+        "--concurrency",
+        type=numbers,
+        default="1,2,4,8,16,32,64",
+        metavar="N,N",
+        help="requests at a time, a level for each number; default: %(default)s",
     )
-    parser.add_argument("--questions", type=Path, help="first turns of questions of Spec-Bench's format")
-    parser.add_argument("--chat", action="store_true", help="send conversations of one turn, not prompts")
-    parser.add_argument("--requests", type=int, default=16, help="fewest requests of a level")
-    parser.add_argument("--tokens", type=int, default=96, help="most tokens of an answer")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
     parser.add_argument(
-        "--ignore-eos", action="store_true", help="send ignore_eos, which vLLM, SGLang and llama.cpp know too"
+        "--questions",
+        type=Path,
+        metavar="FILE",
+        help=f"send the first turns of questions of Spec-Bench's format; default: {PROMPTS} held-out prompts",
     )
-    parser.add_argument("--repeats", type=int, default=1, help="repeats of every level")
-    parser.add_argument("--timeout-s", type=float, default=300.0, help="seconds for one answer")
-    parser.add_argument("--resume", type=Path, metavar="FILE", help="keep levels here and go on from them")
+    parser.add_argument(
+        "--chat", action="store_true", help="send conversations of one turn; default: prompts"
+    )
+    parser.add_argument(
+        "--requests", type=int, default=16, help="fewest requests of a level; default: %(default)s"
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=96, help="most tokens of an answer; default: %(default)s"
+    )
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy; default: %(default)g")
+    parser.add_argument(
+        "--ignore-eos",
+        action="store_true",
+        help="send ignore_eos, which vLLM, SGLang and llama.cpp know too; default: an answer may end early",
+    )
+    parser.add_argument("--repeats", type=int, default=1, help="repeats of every level; default: %(default)s")
+    parser.add_argument(
+        "--timeout-s", type=float, default=300.0, help="seconds for one answer; default: %(default)g"
+    )
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="FILE",
+        help="keep levels here and go on from them; default: measure all levels and keep none",
+    )
     settings = parser.parse_args()
     names = [endpoint.name for endpoint in settings.endpoint]
     if len(set(names)) < len(names):
         parser.error(f"two endpoints have one name: {', '.join(names)}")
     if min(settings.concurrency) < 1 or settings.repeats < 1 or settings.requests < 1:
         parser.error("--concurrency, --requests and --repeats must be 1 or more")
-    settings.keys = dict(settings.key)
-    if unknown := settings.keys.keys() - set(names):
+    variables = dict(settings.key)
+    if unknown := variables.keys() - set(names):
         parser.error(f"--key names no endpoint: {', '.join(sorted(unknown))}")
+    settings.keys = keys_in(variables)
     return settings
 
 

@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 
 MOST_LINE = 1 << 22
 """Bytes of the longest line that an endpoint may send."""
+MOST_SHOWN = 200
+"""Characters of an endpoint's words that a failure repeats."""
 
 
 class EndpointFailed(Exception):
@@ -67,7 +69,21 @@ async def find_model(endpoint: Endpoint, timeout_s: float) -> str:
     try:
         return str(json.loads(b"".join(lines))["data"][0]["id"])
     except (ValueError, LookupError, TypeError) as error:
-        raise EndpointFailed(f"GET /models gave no model: {b''.join(lines)[:120]!r}") from error
+        raise EndpointFailed(f"GET /models gave no model: {shown(b''.join(lines))}") from error
+
+
+def shown(said: bytes) -> str:
+    """The first MOST_SHOWN characters of what an endpoint said, on one line that a terminal can show."""
+    text = " ".join(said.decode(errors="replace").split())[:MOST_SHOWN]
+    return "".join(letter if letter.isprintable() else "?" for letter in text) or "nothing"
+
+
+def _refusal(endpoint: Endpoint, status: bytes, said: bytes) -> str:
+    """Why a request failed whose status is not 200."""
+    hint = ""
+    if b" 404 " in status and not urlsplit(endpoint.url).path.endswith("/v1"):
+        hint = f"; the base URL usually ends in /v1: try {endpoint.url}/v1"
+    return f"{shown(status)}: {shown(said)}{hint}"
 
 
 async def stream_answer(
@@ -106,11 +122,11 @@ def _add(answer: StreamedAnswer, data: bytes) -> None:
         event = json.loads(data)
         choices, usage = event.get("choices") or [], event.get("usage")
         if "error" in event:
-            raise EndpointFailed(f"an error came in the stream: {event['error']!r:.200}")
+            raise EndpointFailed(f"an error came in the stream: {shown(data)}")
         text = "".join(_text(choice) for choice in choices)
         count = int(usage["completion_tokens"]) if usage else 0
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise EndpointFailed(f"an event is no completion: {data[:120]!r}") from error
+        raise EndpointFailed(f"an event is no completion: {shown(data)}") from error
     if text:
         answer.events.append(now)
         answer.text += text
@@ -133,11 +149,10 @@ async def _lines(
             try:
                 writer.write(_head(endpoint, method, path, body) + (body or b""))
                 await writer.drain()
-                status = await reader.readline()
+                status = await _line(reader)
                 chunked = await _read_headers(reader)
                 if b" 200 " not in status:
-                    said = await _rest(reader, chunked)
-                    raise EndpointFailed(f"{status.strip().decode(errors='replace')}: {said[:200]!r}")
+                    raise EndpointFailed(_refusal(endpoint, status, await _rest(reader, chunked)))
                 async for line in _body_lines(reader, chunked):
                     yield line
             finally:
@@ -146,7 +161,9 @@ async def _lines(
                     await writer.wait_closed()
     except TimeoutError as error:
         raise EndpointFailed(f"no whole answer within {timeout_s:g} s") from error
-    except (OSError, EOFError, ValueError) as error:
+    except (EOFError, ConnectionResetError, BrokenPipeError) as error:
+        raise EndpointFailed("closed the connection amid an answer") from error
+    except (OSError, ValueError) as error:
         raise EndpointFailed(f"{type(error).__name__}: {error}") from error
 
 
@@ -168,10 +185,18 @@ def _head(endpoint: Endpoint, method: str, path: str, body: bytes | None) -> byt
     return "\r\n".join((*lines, "", "")).encode()
 
 
+async def _line(reader: asyncio.StreamReader) -> bytes:
+    """The next line, with its end. Raises EOFError where the connection ends before the line does."""
+    line = await reader.readline()
+    if not line.endswith(b"\n"):
+        raise EOFError
+    return line
+
+
 async def _read_headers(reader: asyncio.StreamReader) -> bool:
     """Reads the headers; whether the body comes in chunks."""
     chunked = False
-    while (line := await reader.readline()).strip():
+    while (line := await _line(reader)).strip():
         chunked |= line.lower().startswith(b"transfer-encoding:") and b"chunked" in line.lower()
     return chunked
 
@@ -181,8 +206,19 @@ async def _pieces(reader: asyncio.StreamReader, chunked: bool) -> AsyncIterator[
         while piece := await reader.read(1 << 16):
             yield piece
         return
-    while size := int(await reader.readline(), 16):
+    while size := await _chunk_size(reader):
         yield (await reader.readexactly(size + 2))[:-2]
+
+
+async def _chunk_size(reader: asyncio.StreamReader) -> int:
+    """Bytes of the next chunk. Raises EOFError where the connection ends before it, EndpointFailed."""
+    line = await _line(reader)
+    try:
+        return int(line, 16)
+    except ValueError as error:
+        raise EndpointFailed(
+            f"the size of a chunk is {shown(line)}, which is no hexadecimal number"
+        ) from error
 
 
 async def _body_lines(reader: asyncio.StreamReader, chunked: bool) -> AsyncIterator[bytes]:

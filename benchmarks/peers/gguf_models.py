@@ -105,13 +105,28 @@ def interleave_halves(weight: np.ndarray, heads: int) -> np.ndarray:
     return weight.reshape(heads, 2, rows // heads // 2, width).swapaxes(1, 2).reshape(rows, width)
 
 
+def check_paths(folder: Path, file: Path) -> None:
+    """Raises SystemExit where there is no model to read, or no place for the file; loads nothing."""
+    if missing := [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]:
+        raise SystemExit(f"{folder} is no folder of a model: it has no {' and no '.join(missing)}")
+    if file.is_dir():
+        raise SystemExit(f"{file} is a folder; name the GGUF file to write in it")
+    if not file.parent.is_dir():
+        raise SystemExit(f"{file} cannot be written: there is no folder {file.parent}; make it first")
+
+
 def main() -> None:
     """Converts the model of a folder."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.gguf_models", description=__doc__)
     parser.add_argument("folder", type=Path, help="folder of the Llama checkpoint")
     parser.add_argument("file", type=Path, help="GGUF file to write")
     given = parser.parse_args()
-    write_gguf(given.folder, given.file)
+    check_paths(given.folder, given.file)
+    try:
+        write_gguf(given.folder, given.file)
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"{given.folder} cannot be converted to {given.file}: {error}") from error
+    print(f"wrote {given.file}, {given.file.stat().st_size / 2**20:.1f} MiB")
 
 
 if __name__ == "__main__":

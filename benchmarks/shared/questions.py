@@ -43,6 +43,9 @@ def read_questions(path: Path) -> list[Question]:
             continue
         try:
             question = _question(json.loads(line))
+        except json.JSONDecodeError as error:
+            where = f"{path}:{line_number}"
+            raise SystemExit(f"{where} is not JSON: {error.msg} at column {error.colno}") from error
         except ValueError as error:
             raise SystemExit(f"{path}:{line_number}: {error}") from error
         if question.number in found:

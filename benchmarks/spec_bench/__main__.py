@@ -20,6 +20,7 @@ from benchmarks.shared.services import UpServices
 from benchmarks.spec_bench.official import PLAIN, answer_line, best_by_task, figures, identical, table
 from benchmarks.spec_bench.turns import TEMPLATES, TurnAsker, template_of
 from outrider.client import Client
+from speculative.errors import OutriderError
 
 PYTHON_TASKS = Path(__file__).parent / "python_tasks.jsonl"
 COLD = {"OUTRIDER_VERIFIER__PREFIX_CACHE": "false"}  # every arm asks the same questions
@@ -38,15 +39,21 @@ def address_of(settings: argparse.Namespace) -> Iterator[str]:
 
 
 def check_sources(client: Client, arms: Sequence[tuple[str, ...]]) -> None:
-    """Raises SystemExit for a source that the service does not have."""
-    there = client.models()[0].sources
+    """Raises SystemExit for a source that the service does not have, and where it serves no model."""
+    models = client.models()
+    if not models:
+        raise SystemExit("the service has no model now; wait until a verifier is ready behind it")
+    there = models[0].sources
     for name in (name for sources in arms for name in sources):
         if name not in there:
             raise SystemExit(f"the service has no source {name!r}; it has {', '.join(there)}")
 
 
 def measure(settings: argparse.Namespace, questions: Sequence[Question], kept: ResumeFile) -> None:
-    """Keeps the answers of all arms that are not there yet; arms take turns question by question."""
+    """Keeps the answers of all arms that are not there yet; arms take turns question by question.
+
+    Raises OutriderError where the services cannot be reached, refuse a request, or are lost.
+    """
     arms = arms_of(settings)
     todo = [
         (question, repeat)
@@ -160,7 +167,10 @@ def main() -> None:
     questions = first_of_each_task(read_questions(settings.questions), settings.of_each)
     given = settings_of(settings, "resume", "answers") | {"questions": str(settings.questions)}
     kept = ResumeFile(settings.resume, given)
-    measure(settings, questions, kept)
+    try:
+        measure(settings, questions, kept)
+    except OutriderError as error:
+        raise SystemExit(str(error)) from error
     answers = kept_answers(settings, questions, kept)
     tasks = {question.number: question.task for question in questions}
     found = figures(answers, tasks)

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.compare import __main__ as compare
 from benchmarks.compare.event_stream import (
     Endpoint,
     EndpointFailed,
@@ -25,6 +28,7 @@ from benchmarks.shared.services import HelperProcess
 
 TOKENIZER = Path(__file__).parents[2] / "models" / "target" / "tokenizer.json"
 EVENTS = 4
+NOT_FOUND = b'HTTP/1.1 404 Not Found\r\n\r\n{"detail": "Not Found"}'
 
 
 class SmallServer:
@@ -45,6 +49,8 @@ class SmallServer:
                 writer.write(
                     b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + json.dumps(self.models()).encode()
                 )
+            elif head.startswith("GET"):
+                writer.write(NOT_FOUND)
             else:
                 length = int(head.lower().partition("content-length: ")[2].partition("\r\n")[0])
                 self.bodies.append(json.loads(await reader.readexactly(length)))
@@ -141,20 +147,29 @@ class Scripted(SmallServer):
 
 
 OK = b"HTTP/1.1 200 OK\r\n\r\n"
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+CLOSED = "^closed the connection amid an answer$"
 TEXT = b'data: {"choices": [{"text": "x"}]}\n\n'
 
 
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        (b"HTTP/1.1 503 Busy\r\n\r\ncome back later", "503 Busy: b'come back later'"),
+        (b"HTTP/1.1 503 Busy\r\n\r\ncome back later", "503 Busy: come back later$"),
         (OK + TEXT + b'data: {"error": {"message": "out of memory"}}\n\n', "in the stream: .*out of memory"),
-        (OK + TEXT + b"data: {\n\n", "an event is no completion: b'{'"),
+        (b"HTTP/1.1 503 Busy\r\n\r\n" + "é\n".encode() * 500, "503 Busy: (é ){100}$"),
+        (b"HTTP/1.1 503 Busy\r\n\r\n\x1b[2Jgo", r"503 Busy: \?\[2Jgo$"),
+        (b"HTTP/1.1 503 Busy\r\n\r\n", "503 Busy: nothing$"),
+        (OK + TEXT + b"data: {\n\n", "an event is no completion: {$"),
         (OK + TEXT + b'data: {"choices": [7]}\n\n', "an event is no completion"),
         (OK + b"data: [DONE]\n\n", "the answer has no text"),
-        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", "ValueError"),
-        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n40\r\ndata:", "IncompleteReadError"),
-        (b"", "broke off|IncompleteRead|: b''"),
+        (CHUNKED + b"zz\r\n", "the size of a chunk is zz, which is no hexadecimal number"),
+        (CHUNKED + b"40\r\ndata:", CLOSED),
+        (CHUNKED + b"5\r\ndata:\r\n", CLOSED),
+        (CHUNKED + b"5\r\ndata:\r\n4", CLOSED),
+        (b"", CLOSED),
+        (b"HTTP/1.1 200", CLOSED),
+        (b"HTTP/1.1 200 OK\r\ncontent-type: text", CLOSED),
     ],
 )
 def test_an_answer_that_is_none_is_a_failure_that_says_why(said: bytes, why: str) -> None:
@@ -173,6 +188,71 @@ def test_an_endpoint_that_falls_silent_is_a_failure_after_its_time() -> None:
 def test_an_endpoint_that_nobody_listens_at_is_a_failure() -> None:
     with pytest.raises(EndpointFailed, match="ConnectionRefusedError"):
         asyncio.run(find_model(Endpoint("gone", "http://127.0.0.1:9/v1"), 10))
+
+
+def test_a_url_without_its_end_is_told_as_text_with_a_hint(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with served(SmallServer(1)) as url, pytest.raises(SystemExit, match="why each failed stands above"):
+        compared(monkeypatch, "--endpoint", f"a={url.removesuffix('/v1')}")
+
+    why = f'404 Not Found: {{"detail": "Not Found"}}; the base URL usually ends in /v1: try {url}'
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first == f"a failed before the first request: HTTP/1.1 {why}"
+
+
+def test_a_url_with_its_end_gets_no_hint() -> None:
+    with served(Scripted(NOT_FOUND)) as url, pytest.raises(EndpointFailed, match=r'"Not Found"\}$'):
+        asyncio.run(stream_answer(Endpoint("a", url), "/completions", {}, 10))
+
+
+def compared(monkeypatch: pytest.MonkeyPatch, *flags: str) -> None:
+    """Runs the benchmark in this process."""
+    monkeypatch.setattr(sys, "argv", ["compare", *flags])
+    compare.main()
+
+
+def test_a_key_is_what_its_variable_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMALL_KEY", "secret")
+
+    assert compare.keys_in({"small": "SMALL_KEY"}) == {"small": "secret"}
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_a_key_whose_variable_is_not_set_is_refused_before_anything_is_sent(
+    monkeypatch: pytest.MonkeyPatch, value: str | None
+) -> None:
+    monkeypatch.delenv("SMALL_KEY", raising=False)
+    if value is not None:
+        monkeypatch.setenv("SMALL_KEY", value)
+    server = SmallServer(100)
+
+    with served(server) as url, pytest.raises(SystemExit, match="the environment variable SMALL_KEY is not"):
+        compared(monkeypatch, "--endpoint", f"a={url}", "--key", "a=SMALL_KEY")
+    assert server.bodies == []
+
+
+def test_a_key_without_a_variable_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        compared(monkeypatch, "--endpoint", "a=http://127.0.0.1:9/v1", "--key", "a")
+
+    assert "a: a key is NAME=VARIABLE" in capsys.readouterr().err
+
+
+def test_the_help_names_the_default_of_every_flag(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        compared(monkeypatch, "--help")
+
+    said = capsys.readouterr().out.partition("options:")[2]
+    flags = dict(re.findall(r"^  (--[a-z-]+)(.*?)(?=^  -|\Z)", said, re.DOTALL | re.MULTILINE))
+    assert len(flags) > 10
+    shared = {"--json", "--plot"}  # of all benchmarks
+    assert [flag for flag, text in flags.items() if "efault" not in text and flag not in shared] == []
+    assert "default: 1,2,4,8,16,32,64" in " ".join(flags["--concurrency"].split())
 
 
 def test_figures_pool_the_repeats_of_a_level() -> None:

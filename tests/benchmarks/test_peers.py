@@ -1,6 +1,7 @@
 """The comparison with transformers and llama.cpp: its figures, its GGUF files, and a small run."""
 
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,50 @@ def test_a_gguf_file_holds_the_checkpoints_numbers_shape_and_tokens(
     assert reader.fields["tokenizer.ggml.tokens"].contents() == [
         tokenizer.convert_ids_to_tokens(id_) for id_ in range(VOCABULARY)
     ]
+
+
+def test_what_cannot_be_converted_is_refused_before_anything_is_loaded(
+    narrow_llama: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("gguf", reason="the extra [bench] is not installed")
+    from benchmarks.peers.gguf_models import check_paths
+
+    with pytest.raises(SystemExit, match=r"nope is no folder of a model: it has no config\.json"):
+        check_paths(Path("nope"), tmp_path / "x.gguf")
+    with pytest.raises(SystemExit, match=r"there is no folder .*/nowhere; make it first"):
+        check_paths(narrow_llama, tmp_path / "nowhere" / "x.gguf")
+    with pytest.raises(SystemExit, match="is a folder; name the GGUF file"):
+        check_paths(narrow_llama, tmp_path)
+
+
+def test_the_converter_names_the_file_that_it_wrote_and_a_mistyped_folder(
+    narrow_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("gguf", reason="the extra [bench] is not installed")
+    from benchmarks.peers import gguf_models
+
+    file = tmp_path / "x.gguf"
+    monkeypatch.setattr(sys, "argv", ["gguf_models", str(narrow_llama), str(file)])
+    gguf_models.main()
+
+    assert capsys.readouterr().out == f"wrote {file}, {file.stat().st_size / 2**20:.1f} MiB\n"
+    monkeypatch.setattr(sys, "argv", ["gguf_models", f"{narrow_llama}s", str(file)])
+    with pytest.raises(SystemExit, match="is no folder of a model"):
+        gguf_models.main()
+
+
+def test_a_model_that_the_converter_cannot_read_is_refused_in_one_line(
+    narrow_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gguf", reason="the extra [bench] is not installed")
+    from benchmarks.peers import gguf_models
+
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(narrow_llama / name, tmp_path)
+    monkeypatch.setattr(sys, "argv", ["gguf_models", str(tmp_path), str(tmp_path / "x.gguf")])
+
+    with pytest.raises(SystemExit, match=r"^.* cannot be converted to .*no file named model\.safetensors.*$"):
+        gguf_models.main()
 
 
 @pytest.mark.skipif(LLAMA_SERVER is None, reason="there is no llama-server on PATH")

@@ -1,18 +1,24 @@
 """Spec-Bench: its questions are read, its figures are computed as it does, and the benchmark runs small."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from benchmarks.shared.questions import Question, first_of_each_task, read_questions
 from benchmarks.spec_bench.official import OVERALL, PLAIN, answer_line, figures, identical
 from benchmarks.spec_bench.turns import accept_lengths, plain, template_of, vicuna
+from outrider.v1 import generation_pb2 as pb
+from outrider.v1.generation_pb2_grpc import GenerationServicer, add_GenerationServicer_to_server
 
 ROOT = Path(__file__).parents[2]
 PYTHON_TASKS = ROOT / "benchmarks" / "spec_bench" / "python_tasks.jsonl"
@@ -118,7 +124,6 @@ GOOD = json.dumps({"question_id": 1, "category": "qa", "turns": ["when?"]})
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("{", "Expecting"),
         ("[]", "a question is an object"),
         ('{"question_id": "1", "category": "qa", "turns": ["a"]}', "question_id is '1'"),
         ('{"question_id": 2, "turns": ["a"]}', "category is None"),
@@ -132,6 +137,15 @@ def test_a_broken_question_is_refused_by_its_line(tmp_path: Path, line: str, why
     path.write_text(f"{GOOD}\n\n{line}\n")
 
     with pytest.raises(SystemExit, match=f"questions.jsonl:3: .*{why}"):
+        read_questions(path)
+
+
+def test_a_line_that_is_not_json_is_named_with_the_column_of_its_fault(tmp_path: Path) -> None:
+    path = tmp_path / "questions.jsonl"
+    path.write_text(f"{GOOD}\n{{7}}\n")
+
+    why = "questions.jsonl:2 is not JSON: Expecting property name enclosed in double quotes at column 2"
+    with pytest.raises(SystemExit, match=f"{why}$"):
         read_questions(path)
 
 
@@ -151,8 +165,69 @@ def test_broken_questions_are_refused_before_anything_starts(tmp_path: Path) -> 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
     assert done.returncode == 1
-    assert "questions.jsonl:1: " in done.stderr
+    assert "questions.jsonl:1 is not JSON: " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+class Dying(GenerationServicer):
+    """An orchestrator with these models that stops at the first request, in the midst of its answer."""
+
+    def __init__(self, models: list[pb.Model]) -> None:
+        self.models = models
+        self.server = grpc.server(ThreadPoolExecutor(2))
+
+    def ListModels(self, request: Any, context: Any) -> pb.ListModelsResponse:
+        return pb.ListModelsResponse(models=self.models)
+
+    def Generate(self, request_iterator: Any, context: Any) -> Iterator[pb.GenerateResponse]:
+        yield pb.GenerateResponse(started=pb.GenerateStarted(session="s", epoch=1))
+        self.server.stop(0)
+
+
+@contextmanager
+def dying(*models: pb.Model) -> Iterator[str]:
+    """The address of an orchestrator that dies when it is asked."""
+    service = Dying(list(models))
+    add_GenerationServicer_to_server(service, service.server)
+    port = service.server.add_insecure_port("127.0.0.1:0")
+    service.server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        service.server.stop(0).wait()
+
+
+def refusal_of(server: str, tmp_path: Path) -> str:
+    """What the benchmark says on standard error where this server cannot be measured."""
+    path = tmp_path / "questions.jsonl"
+    path.write_text(GOOD)
+    command = [sys.executable, "-m", "outrider.cli", "bench", "spec-bench"]
+    command += ["--questions", str(path), "--server", server]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("server", "why"),
+    [
+        ("127.0.0.1:9", "failed to connect to all addresses.*"),
+        ("nonsense", "the address is 'nonsense'; give host:port .*"),
+    ],
+)
+def test_a_server_that_cannot_be_called_is_refused_in_one_line(tmp_path: Path, server: str, why: str) -> None:
+    assert re.fullmatch(why + "\n", refusal_of(server, tmp_path))
+
+
+def test_a_server_that_dies_amid_the_run_is_told_in_one_line(tmp_path: Path) -> None:
+    model = pb.Model(name="m", sources=["lookup", "drafter"])
+    with dying(model) as server:
+        assert len(refusal_of(server, tmp_path).splitlines()) == 1
+
+
+def test_a_server_without_a_model_is_refused_in_one_line(tmp_path: Path) -> None:
+    with dying() as server:
+        assert re.fullmatch("the service has no model now; .*\n", refusal_of(server, tmp_path))
 
 
 @pytest.mark.slow
