@@ -221,13 +221,13 @@ class _Handler(BaseHTTPRequestHandler):
     def _event(self, event: dict[str, Any]) -> None:
         self._chunk(b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n")
 
-    def _answered_alone(self, data: bytes, path: str) -> bool:
-        """Answers by the device's own model, if the app allows that for this call; else sends nothing."""
-        if self.headers.get(UNREACHABLE, "").lower() != LOCAL or PATHS.get(path) is not False:
-            return False
+    def _answer_alone(self, data: bytes, path: str) -> str | None:
+        """Answers by the device's own model; returns why the model cannot, and sends nothing then."""
+        if PATHS.get(path) is not False:
+            return "its model answers nothing but /v1/completions"
         asked = read_body(data, chat=False)
         if asked is None:
-            return False
+            return "its model takes a prompt, limits, stops and sampling parameters, for one answer"
         drafter, prompt, options = self.server.endpoint.drafter, asked.prompt, asked.options
         form = AnswerFormat(False, secrets.token_hex(12), drafter.model_name, int(time.time()), LOCAL)
         try:
@@ -241,8 +241,8 @@ class _Handler(BaseHTTPRequestHandler):
                     self._send_json(200, form.whole(stream.completion(), None))
         except OutriderError as error:
             log.warning("the device cannot answer alone: %s", error)
-            return False
-        return True
+            return str(error)
+        return None
 
     def _pass_on(self, body: bytes, path: str) -> None:
         """Passes the call to the cloud unchanged, and the cloud's answer to the app."""
@@ -251,8 +251,11 @@ class _Handler(BaseHTTPRequestHandler):
                 self.command, self.path, self.headers.items(), body or None
             )
         except Unavailable as error:
-            if not self._answered_alone(body, path):
-                self._send_json(502, error_of(str(error)))
+            wants_local = self.headers.get(UNREACHABLE, "").lower() == LOCAL
+            why = self._answer_alone(body, path) if wants_local else ""
+            if why is not None:
+                alone = f"; the device cannot answer alone: {why}" if why else ""
+                self._send_json(502, error_of(f"{error}{alone}"))
             return
         with contextlib.closing(connection):
             kept = [(name, value) for name, value in response.getheaders() if name.lower() not in _NOT_KEPT]
