@@ -33,7 +33,7 @@ from outrider.wire.names import MAX_REFERENCES, MAX_SOURCES
 from speculative.errors import IdsNeeded, InvalidRequest, Unavailable, UnknownModel
 from speculative.grammar import Grammar
 from speculative.hashing import prefix_hash
-from speculative.params import SamplingParams
+from speculative.params import SEED_BITS, SamplingParams
 from speculative.stop import stop_bytes
 
 IDS_AT_ONCE = 1 << 16
@@ -192,7 +192,7 @@ def admit(
         ids=tuple(ids),
         limit=len(ids) + max_tokens,
         params=params,
-        seed=start.seed if start.HasField("seed") else secrets.randbits(64),
+        seed=start.seed if start.HasField("seed") else secrets.randbits(SEED_BITS),
         stops=_stops(start.stop, target),
         speculation=speculation_of(start, copied, params, target),
         choices=_choices(start),

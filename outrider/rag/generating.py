@@ -24,6 +24,7 @@ from outrider.rag.loops import (
 from outrider.rag.passages import FoundPassages, RagPassage, Retriever
 from speculative.errors import InvalidRequest, OutriderError, Unavailable
 from speculative.noise import derive
+from speculative.params import SEED_BITS
 from speculative.stop import FinishReason
 
 PER_PIECE = frozenset(
@@ -103,7 +104,7 @@ class Rag:
         Raises OutriderError, and whatever the retriever raises.
         """
         _check(prompt, max_tokens, seed, timeout, options)
-        seed = secrets.randbits(64) if seed is None else seed
+        seed = secrets.randbits(SEED_BITS) if seed is None else seed
         text = RagText(self._ids(prompt, special=False), max_tokens, self._limits, self._tokenizer.decode)
         found = FoundPassages(self._retriever, self._limits.kept)
         loop = speculative_loop(text, found, self._limits.stride()) if speculative else plain_loop(text)

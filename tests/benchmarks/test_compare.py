@@ -21,6 +21,7 @@ from benchmarks.compare.event_stream import (
     find_model,
     stream_answer,
 )
+from benchmarks.compare.flags import keys_in
 from benchmarks.compare.level import drive, level_figures, level_record
 from benchmarks.http.front_clients import MeasuredOrchestrator
 from benchmarks.shared.envelope import module_command
@@ -215,7 +216,7 @@ def compared(monkeypatch: pytest.MonkeyPatch, *flags: str) -> None:
 def test_a_key_is_what_its_variable_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMALL_KEY", "secret")
 
-    assert compare.keys_in({"small": "SMALL_KEY"}) == {"small": "secret"}
+    assert keys_in({"small": "SMALL_KEY"}) == {"small": "secret"}
 
 
 @pytest.mark.parametrize("value", [None, ""])

@@ -116,6 +116,13 @@ def test_a_connection_that_the_server_has_closed_is_opened_again(
     assert [model.forward([1]).ids[0] for _ in range(4)] == [1, 2, 3, 0]
 
 
+def test_a_named_vocabulary_that_is_missing_is_named_itself(server: FakeLlamaServer, tmp_path: Path) -> None:
+    with pytest.raises(
+        DraftModelFailed, match=f"--draft-vocabulary names {tmp_path}/none.gguf, which cannot"
+    ):
+        open_model(server.url, tmp_path / "none.gguf")
+
+
 def test_a_server_that_came_back_with_another_vocabulary_is_refused_until_the_vocabulary_is_asked_for(
     model: LlamaServerModel, server: FakeLlamaServer, tmp_path: Path
 ) -> None:

@@ -269,9 +269,8 @@ class SessionSources:
         row = scored.node_cost / self._tokens
         for address in self._addresses:
             if address.throttle.resting and not own and heard.isdisjoint(address.indices):
-                address.throttle.rested(
-                    batch, step
-                )  # what is said below, without the work: crowds rest a lot
+                # There is nothing to weigh, and the sources of many sessions rest in most rounds.
+                address.throttle.rested(batch, step)
                 continue
             # Without a token that only this source had, the target's own token ends the round in its place,
             # and one more round makes up for the rest. Such a token saves a round, however long rounds are.

@@ -251,11 +251,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self.command, self.path, self.headers.items(), body or None
             )
         except Unavailable as error:
-            wants_local = self.headers.get(UNREACHABLE, "").lower() == LOCAL
-            why = self._answer_alone(body, path) if wants_local else ""
-            if why is not None:
-                alone = f"; the device cannot answer alone: {why}" if why else ""
-                self._send_json(502, error_of(f"{error}{alone}"))
+            if self.headers.get(UNREACHABLE, "").lower() != LOCAL:
+                self._send_json(502, error_of(str(error)))
+            elif (why := self._answer_alone(body, path)) is not None:
+                self._send_json(502, error_of(f"{error}; the device cannot answer alone: {why}"))
             return
         with contextlib.closing(connection):
             kept = [(name, value) for name, value in response.getheaders() if name.lower() not in _NOT_KEPT]

@@ -112,6 +112,7 @@ def test_the_limit_is_what_was_asked_for_or_the_default_or_what_is_left() -> Non
 
 def test_a_seed_and_a_session_are_drawn_where_they_are_left_out() -> None:
     assert admitted().seed != admitted().seed
+    assert all(admitted().seed < 2**53 for _ in range(40)), "every JSON reader keeps the digits"
     assert admitted().key.session != admitted().key.session
     assert admitted(seed=0).seed == 0
     assert admitted(session="mine", tenant="us").key == ("us", "mine", 0)

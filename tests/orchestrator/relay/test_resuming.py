@@ -28,6 +28,15 @@ def test_the_next_orchestrator_is_asked_until_patience_ends() -> None:
     assert resuming.again(LOST, CompletionBuilder(), now=11.0) is None
 
 
+def test_a_request_without_a_seed_keeps_the_one_that_is_drawn_whose_digits_every_json_reader_keeps() -> None:
+    resuming = Resuming(request(), 2, patience_s=1.0)
+    seed = resuming.request.start.seed
+    assert seed < 2**53
+    assert resuming.again(LOST, CompletionBuilder(), now=10.0) is not None
+    assert resuming.request.start.seed == seed
+    assert len({Resuming(request(), 2, patience_s=1.0).request.start.seed >> 48 for _ in range(40)}) > 1
+
+
 def test_a_request_whose_time_is_over_is_not_asked_again() -> None:
     resuming = Resuming(request(), 2, patience_s=30.0, ends=12.0)
     assert resuming.again(LOST, CompletionBuilder(), now=11.9) is not None
