@@ -1,8 +1,9 @@
 """Readers of committed tokens: each Watch stream has cursors and no queue.
 
-A beat wakes every reader, and so does a new cursor. A reader then collects what lies between each of its
-cursors and the committed length into one message, and collects again only when the stream has taken that
-message.
+A beat wakes every reader that has something new, and so does a new cursor. A reader then collects what lies
+between each of its cursors and the committed length into one message, and collects again only when the stream
+has taken that message. A reader without news gets at most one beat, or one notice, per QUIET_S: a message
+costs the event loop 0.1 to 0.2 ms, and a peer may hold many streams.
 """
 
 import asyncio
@@ -33,6 +34,11 @@ CHANGES_AT_ONCE = 128
 """Cursors that are added or dropped between two pauses: some 2 ms."""
 MOST_UNSENT = 16_384
 """The most sessions of one stream that cannot be read and of which the peer has not been told yet."""
+QUIET_S = 0.05
+"""Seconds between two messages of a stream that has no tokens and no end of a session to tell of."""
+LONG_US = 100_000
+"""A step that is expected to take longer than this, in microseconds, is announced to every reader at once:
+readers judge by what they were told whether the verifier stalls."""
 MOST_OF_A_SESSION = 8
 """The most cursors that one stream may have in one session."""
 IDS_PER_MESSAGE = 1 << 16
@@ -118,6 +124,8 @@ class WatchReader:
         self._notices: dict[int, verifier_pb2.Committed] = {}
         """Last messages of the sessions that cannot be read, by alias."""
         self._wake = asyncio.Event()
+        self._told_at = -QUIET_S
+        """When the latest message was collected, in seconds of the monotonic clock."""
         self._failure: Exception | None = None
 
     def request(self, message: verifier_pb2.WatchRequest) -> None:
@@ -131,6 +139,11 @@ class WatchReader:
     def wake(self) -> None:
         """Has the reader collect and send a message."""
         self._wake.set()
+
+    def announce(self, now: float) -> None:
+        """A step begins: wakes a reader that has news, or whose last message is QUIET_S old."""
+        if self._updated or now - self._told_at >= QUIET_S:
+            self._wake.set()
 
     def mark_updated(self, alias: int) -> None:
         """Marks a session that has something new, for the next message."""
@@ -206,9 +219,11 @@ class WatchReader:
         self._notices[alias] = verifier_pb2.Committed(
             alias=alias, finished=finished, message=message, code=code
         )
-        self._wake.set()
+        if time.monotonic() - self._told_at >= QUIET_S:  # else the next beat brings the notice
+            self._wake.set()
 
     def _collect(self) -> verifier_pb2.WatchResponse:
+        self._told_at = time.monotonic()
         response = verifier_pb2.WatchResponse(beat=self._readers.beat)
         count = size = 0
         while self._updated and count < IDS_PER_MESSAGE and size < BATCH_BYTES:
@@ -257,22 +272,30 @@ class WatchReaders:
         reader.close()
 
     def announce(self, step: int, expected_us: int) -> None:
-        """Sends every reader a beat, together with whatever is new for that reader.
+        """Sends a beat to every reader that has news or has been quiet, together with the news.
 
         `expected_us` is the expected duration of the step that begins, in microseconds; 0 while idle.
         """
         self.beat = verifier_pb2.Beat(step=step, expected_us=expected_us, draining=self._draining)
         self.step_s = expected_us * 1e-6 or self.step_s
+        if expected_us > LONG_US:
+            self._wake_all()
+            return
+        now = time.monotonic()
         for reader in self._readers:
-            reader.wake()
+            reader.announce(now)
 
     def drain(self) -> None:
         """Marks this and every later beat as draining: readers should move their sessions elsewhere."""
         self._draining = True
-        self.announce(self.beat.step, self.beat.expected_us)
+        self.beat.draining = True
+        self._wake_all()
 
     def close_all(self) -> None:
         """Ends every stream after one last message."""
         self.closed = True
+        self._wake_all()
+
+    def _wake_all(self) -> None:
         for reader in self._readers:
             reader.wake()

@@ -1,6 +1,8 @@
 """Readers have cursors and no queues: each gets what lies between its position and the committed length."""
 
 import asyncio
+import time
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -10,6 +12,8 @@ from ngram_lm import NgramLM
 
 from outrider.v1 import common_pb2, verifier_pb2
 from outrider.wire.codec import SessionKey
+from verifier_service.sessions.table import SessionTable
+from verifier_service.sessions.watch import LONG_US, QUIET_S, WatchReaders
 
 ERROR = common_pb2.FINISH_REASON_ERROR
 
@@ -120,31 +124,85 @@ async def test_one_stream_reads_many_sessions_and_drops_some() -> None:
         assert await verifier.cancel(endless)
 
 
-async def test_beats_come_while_idle_and_before_every_step() -> None:
+async def beats_until(call: Any, ended: Callable[[list[verifier_pb2.Beat]], bool]) -> list[verifier_pb2.Beat]:
+    """The beats that a stream brings, up to the first that ends the wait."""
+    beats: list[verifier_pb2.Beat] = []
+    async with asyncio.timeout(60):
+        async for response in call:
+            beats.append(response.beat)
+            if ended(beats):
+                return beats
+    raise AssertionError("the stream ended")
+
+
+def the_last_step_is_over(beats: list[verifier_pb2.Beat]) -> bool:
+    return beats[-1].step == 20 and not beats[-1].expected_us
+
+
+async def test_beats_come_while_idle() -> None:
+    async with serving(NgramLM()) as verifier:
+        beats = await beats_until(verifier.stub.Watch(), lambda beats: len(beats) == 4)
+    assert {beat.step for beat in beats} == {0}
+    assert {beat.expected_us for beat in beats} == {0}
+
+
+async def test_a_reader_with_a_session_gets_a_beat_with_the_tokens_of_every_step() -> None:
     target = NgramLM()
+    target.step_s = 0.01
     async with serving(target) as verifier:
-        call = verifier.stub.Watch()
-        beats = []
-        async with asyncio.timeout(60):
-            async for response in call:
-                beats.append(response.beat)
-                if len(beats) == 4:
-                    break
-        assert {beat.step for beat in beats} == {0}
-        assert {beat.expected_us for beat in beats} == {0}
-        target.step_s = 0.01
         await verifier.generate([1, 2], new=10)
         request = verifier.request([1, 2], new=10)
         await verifier.open(request)
-        steps = []
+        call = verifier.stub.Watch()
+        await call.write(verifier_pb2.WatchRequest(add=[cursor(request, 2)]))
+        beats = await beats_until(call, the_last_step_is_over)
+    assert [beat.step for beat in beats] == sorted(beat.step for beat in beats)
+    assert {13, 15, 17, 19} <= {beat.step for beat in beats}
+    assert any(5_000 < beat.expected_us < 100_000 for beat in beats)
+
+
+async def test_a_reader_without_news_gets_few_of_the_beats_and_tells_that_the_verifier_lives() -> None:
+    target = NgramLM()
+    target.step_s = 0.005
+    async with serving(target) as verifier:
+        call = verifier.stub.Watch()
+        request = verifier.request([1, 2], new=100)
+        await verifier.open(request)
+        began = time.monotonic()
+        beats = await beats_until(call, lambda beats: beats[-1].step == 100 and not beats[-1].expected_us)
+        most = (time.monotonic() - began) / QUIET_S + 3
+    assert 4 < len(beats) <= most < 100
+
+
+async def test_a_long_step_is_announced_at_once_to_a_reader_without_news() -> None:
+    readers = WatchReaders(SessionTable())
+    responses = readers.open().responses()
+    await anext(responses)
+    readers.announce(step=1, expected_us=1_000)
+    following = asyncio.ensure_future(anext(responses))
+    await asyncio.sleep(0)
+    assert not following.done()
+    readers.announce(step=2, expected_us=LONG_US + 1)
+    assert (await asyncio.wait_for(following, 60)).beat.step == 2
+
+
+async def test_many_cursors_on_unknown_sessions_are_answered_in_few_messages() -> None:
+    async with serving(NgramLM()) as verifier:
+        call = verifier.stub.Watch()
+        began = time.monotonic()
+        for alias in range(200):
+            await call.write(verifier_pb2.WatchRequest(add=[cursor(verifier.request([1]), 1, alias=alias)]))
+        told: list[int] = []
+        messages = 0
         async with asyncio.timeout(60):
             async for response in call:
-                steps.append(response.beat)
-                if response.beat.step == 20 and not response.beat.expected_us:
+                messages += 1
+                told += [committed.alias for committed in response.committed]
+                if len(told) == 200:
                     break
-        assert [beat.step for beat in steps] == sorted(beat.step for beat in steps)
-        assert {11, 12, 15, 19} <= {beat.step for beat in steps}
-        assert any(5_000 < beat.expected_us < 100_000 for beat in steps)
+        most = (time.monotonic() - began) / QUIET_S + 3
+    assert sorted(told) == list(range(200))
+    assert messages <= most
 
 
 async def test_a_reader_that_is_slow_gets_more_per_message_and_nothing_twice() -> None:
