@@ -184,35 +184,35 @@ async def test_a_watch_for_more_than_there_can_be_ends_its_own_stream_alone() ->
         request = verifier.request([1, 2, 3], new=200)
         await verifier.open(request)
         reading = asyncio.create_task(verifier.read(request))
-        adds = [verifier_pb2.Cursor(alias=alias) for alias in range(17_000)]
+        adds = [verifier_pb2.Cursor(alias=alias) for alias in range(2_100)]
         same = [
             verifier_pb2.Cursor(alias=alias, key=request.key, epoch=request.epoch, position=3)
             for alias in range(9)
         ]
         with longest_callback() as longest:
             many = await watched_to_the_end(verifier, verifier_pb2.WatchRequest(add=adds))
-            drops = await watched_to_the_end(verifier, verifier_pb2.WatchRequest(drop=range(17_000)))
+            drops = await watched_to_the_end(verifier, verifier_pb2.WatchRequest(drop=range(5_000)))
             again = await watched_to_the_end(verifier, verifier_pb2.WatchRequest(add=same))
         codes = {error.code() for error in (many, drops, again)}
         assert codes == {grpc.StatusCode.INVALID_ARGUMENT}
-        assert "add has 17000 entries" in str(many.details())
-        assert "drop has 17000 entries" in str(drops.details())
+        assert "add has 2100 entries" in str(many.details())
+        assert "drop has 5000 entries" in str(drops.details())
         assert "has 8 cursors of this stream already" in str(again.details())
         assert len((await reading).ids) == 200
     in_time(longest.ms < 60, longest)  # the client's own work is on this loop, too
 
 
-async def test_ten_thousand_cursors_are_answered_in_pieces() -> None:
+async def test_two_thousand_cursors_are_answered_in_pieces() -> None:
     async with serving(NgramLM()) as verifier:
         key = common_pb2.SessionKey(session="nobody")
-        adds = [verifier_pb2.Cursor(alias=alias, key=key, epoch=1) for alias in range(10_000)]
+        adds = [verifier_pb2.Cursor(alias=alias, key=key, epoch=1) for alias in range(2_000)]
         call = verifier.stub.Watch()
         await call.write(verifier_pb2.WatchRequest(add=adds))
         unknown = set[int]()
         async with asyncio.timeout(60):
             async for response in call:
                 unknown |= {committed.alias for committed in response.committed}
-                if len(unknown) == 10_000:
+                if len(unknown) == 2_000:
                     break
         call.cancel()
 

@@ -10,6 +10,7 @@ import pytest
 from outrider.v1 import common_pb2
 from outrider.wire.incoming import message_stream
 from outrider.wire.incoming.message_stream import (
+    ALL_BARE_SHARE,
     ALL_BURST_S,
     ALL_SHARE,
     BARE_SHARE,
@@ -98,8 +99,18 @@ def busy_share(streams: int, each: float, seconds: float = 20.0, tick: float = 0
 
 
 def test_many_streams_that_stay_below_their_shares_do_not_take_the_loop_together() -> None:
-    assert busy_share(50, each=0.09) < ALL_SHARE + SHARE + 50 * BARE_SHARE + 0.02
-    assert busy_share(2, each=0.09) == pytest.approx(0.18, rel=0.02)
+    assert busy_share(50, each=0.09) < ALL_SHARE + SHARE + ALL_BARE_SHARE + 0.02
+    assert busy_share(100, each=0.09) < ALL_SHARE + SHARE + ALL_BARE_SHARE + 0.02
+    assert busy_share(1, each=0.09) == pytest.approx(0.09, rel=0.02)
+
+
+def test_a_stream_has_its_full_bare_share_again_when_the_others_have_been_silent() -> None:
+    common, streams = CommonSavings(), [object() for _ in range(100)]
+    for stream in streams:
+        crowded = common.bare_share(stream, now=10.0)
+    assert crowded == pytest.approx(ALL_BARE_SHARE / 100)
+    assert common.bare_share(streams[0], now=11.0) == pytest.approx(ALL_BARE_SHARE / 100)
+    assert common.bare_share(streams[0], now=12.0) == BARE_SHARE
 
 
 def test_a_burst_of_many_idle_streams_is_no_longer_than_the_common_savings() -> None:
@@ -115,8 +126,8 @@ def test_a_stream_of_few_messages_never_waits_for_peers_that_spend_everything() 
     quiet, waits = Pace(now=0.0, saved_s=BURST_S, common=common), []
     for tick in range(1, 400):
         for pace in mad:
-            pace.charge(0.1, now=0.05 * tick)
-        waits.append(quiet.charge(2 * MESSAGE_S, now=0.05 * tick))
+            pace.charge(0.1, now=0.25 * tick)
+        waits.append(quiet.charge(2 * MESSAGE_S, now=0.25 * tick))
     assert max(waits) == 0.0
 
 

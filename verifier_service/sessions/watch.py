@@ -25,11 +25,16 @@ from speculative.errors import InvalidRequest
 from speculative.stop import FinishReason
 from verifier_service.sessions.table import SessionTable, SessionView
 
-WATCH_BOUNDS = Bounds(most_bytes=2**31, most_fields=2**17)
-"""Bounds of a WatchRequest, which may ask for all sessions of an orchestrator at once; the process's largest
-message bounds its bytes."""
-MOST_CHANGES = 16_384
-"""The most cursors that one request may add, and the most that it may drop."""
+WATCH_BOUNDS = Bounds(
+    most_bytes=4 * BATCH_BYTES,
+    most_fields=20 * BATCH_ENTRIES,
+    because="an orchestrator sends cursors in batches",
+)
+"""Bounds of a WatchRequest: MOST_ADDED cursors have at most nine values each."""
+MOST_ADDED = 2 * BATCH_ENTRIES
+"""The most cursors that one request may add: four times what an orchestrator sends in one."""
+MOST_DROPPED = 4 * BATCH_ENTRIES
+"""The most cursors that one request may drop, likewise."""
 CHANGES_AT_ONCE = 128
 """Cursors that are added or dropped between two pauses: some 2 ms."""
 MOST_UNSENT = 16_384
@@ -49,9 +54,12 @@ LOGPROBS_PER_MESSAGE = 1024
 
 def request_pieces(message: verifier_pb2.WatchRequest) -> Iterator[verifier_pb2.WatchRequest]:
     """The request as several smaller ones, of the same effect. Raises InvalidRequest for a hopeless size."""
-    for name, count in (("add", len(message.add)), ("drop", len(message.drop))):
-        if count > MOST_CHANGES:
-            raise InvalidRequest(f"{name} has {count} entries; one request may have {MOST_CHANGES}")
+    for name, count, most in (
+        ("add", len(message.add), MOST_ADDED),
+        ("drop", len(message.drop), MOST_DROPPED),
+    ):
+        if count > most:
+            raise InvalidRequest(f"{name} has {count} entries; one request may have {most}")
     if len(message.add) + len(message.drop) <= CHANGES_AT_ONCE:
         yield message
         return

@@ -4,7 +4,8 @@ A peer may send messages as fast as the connection takes them. Each stream has a
 which fills with the clock; a stream that has overdrawn its account is read again once the account is even.
 Meanwhile gRPC's flow control makes the peer wait. Streams that are overdrawn at once share what one may take,
 however many a peer has opened. Beyond a bare share of its own, each stream draws on one account of all
-streams, so that many streams below their shares do not take the loop together.
+streams, so that many streams below their shares do not take the loop together. The bare share shrinks where
+many streams send at once.
 """
 
 import asyncio
@@ -26,10 +27,14 @@ FIRST_S = 0.01
 ALL_SHARE = 0.2
 """Largest lasting share of the event loop's time for reading the messages of all streams together, beside
 what BARE_SHARE leaves to each."""
-ALL_BURST_S = 0.1
-"""The most processor time that all streams save up together, in seconds."""
+ALL_BURST_S = 0.03
+"""The most processor time that all streams save up together, and new streams as much again, in seconds."""
 BARE_SHARE = 0.005
-"""The share that every stream has to itself, whatever others spend: some 50 messages a second."""
+"""The largest share that every stream has to itself, whatever others spend: some 50 messages a second."""
+ALL_BARE_SHARE = 0.1
+"""The sum of these shares: where more than 20 streams send at once, each has its part of this sum."""
+RECENT_S = 1.0
+"""How long a stream counts as one that sends, in seconds, up to twice as long."""
 BARE_BURST_S = 0.002
 """The most that every stream saves up for itself, in seconds."""
 MESSAGE_S = 100e-6
@@ -44,7 +49,8 @@ class Savings:
     """Processor time that fills with the clock, up to a most. Pure: the caller passes the time."""
 
     def __init__(self, share: float, most_s: float, saved_s: float, now: float = 0.0) -> None:
-        self._share = share
+        self.share = share
+        """The part of the time that is saved."""
         self._most_s = most_s
         self._saved_s = saved_s
         self._filled_at = now
@@ -52,7 +58,7 @@ class Savings:
     def spend(self, most_s: float, now: float) -> float:
         """Takes up to `most_s` out of what is saved; returns what was taken."""
         passed_s = max(0.0, now - self._filled_at)
-        saved_s = min(self._most_s, self._saved_s + passed_s * self._share)
+        saved_s = min(self._most_s, self._saved_s + passed_s * self.share)
         taken_s = min(most_s, saved_s)
         self._saved_s, self._filled_at = saved_s - taken_s, max(now, self._filled_at)
         return taken_s
@@ -67,6 +73,17 @@ class CommonSavings(Savings):
 
     def __init__(self) -> None:
         super().__init__(ALL_SHARE, ALL_BURST_S, ALL_BURST_S)
+        self._recent: set[int] = set()
+        self._earlier = 0
+        self._since = 0.0
+
+    def bare_share(self, stream: object, now: float) -> float:
+        """The share that this stream, which sends now, and each other one that sends has to itself."""
+        if now - self._since >= RECENT_S:
+            self._earlier = len(self._recent) if now - self._since < 2 * RECENT_S else 0
+            self._recent, self._since = set(), now
+        self._recent.add(id(stream))
+        return min(BARE_SHARE, ALL_BARE_SHARE / max(self._earlier, len(self._recent)))
 
 
 class Pace:
@@ -89,6 +106,7 @@ class Pace:
         """
         paid_s = self._own.spend(cost_s, now)
         if self._common is not None:
+            self._bare.share = self._common.bare_share(self, now)
             bare_s = self._bare.spend(paid_s, now)
             paid_s = bare_s + self._common.spend(paid_s - bare_s, now)
         wait_s = (cost_s - paid_s) / SHARE * (1 + others)
@@ -105,7 +123,7 @@ class Newcomers:
     """
 
     def __init__(self) -> None:
-        self._savings = Savings(SHARE, BURST_S, BURST_S)
+        self._savings = Savings(SHARE, ALL_BURST_S, ALL_BURST_S)
 
     def take(self, now: float) -> float:
         """What a stream that begins now may spend, in seconds: at most FIRST_S, at least LEAST_S."""

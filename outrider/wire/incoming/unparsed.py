@@ -7,10 +7,11 @@ large the message may be.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from itertools import pairwise
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Self, TypeVar, cast
 
 import grpc
 import grpc.aio
@@ -25,6 +26,30 @@ M = TypeVar("M", bound=Message)
 
 SMALL = Bounds()
 """Bounds of the methods whose largest legal message is small."""
+
+
+class Pauses:
+    """Pauses in the work on one large message, as long as the work that came before.
+
+    So all large messages that are read at once take half of the event loop's time, each an equal part.
+    """
+
+    at_once = 0
+    """Messages of this process that are being read in pieces."""
+
+    def __enter__(self) -> Self:
+        Pauses.at_once += 1
+        self._began_s = time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        Pauses.at_once -= 1
+
+    async def pause(self) -> None:
+        """Lets the other tasks of the loop run."""
+        worked_s = time.perf_counter() - self._began_s
+        await asyncio.sleep(worked_s * (2 * Pauses.at_once - 1))
+        self._began_s = time.perf_counter()
 
 
 class Unparsed(Generic[M]):
@@ -62,13 +87,14 @@ class Unparsed(Generic[M]):
 
     async def _in_pieces(self, data: bytes, bounds: Bounds) -> M:
         cuts: list[int] = []
-        for _ in walk(data, cast(Descriptor, self.kind.DESCRIPTOR), bounds, cuts):
-            await asyncio.sleep(0)
-        message = self.kind()
-        for start, end in pairwise((0, *cuts, len(data))):
-            await asyncio.sleep(0)
-            message.MergeFromString(data[start:end])
-        await asyncio.sleep(0)
+        with Pauses() as pauses:
+            for _ in walk(data, cast(Descriptor, self.kind.DESCRIPTOR), bounds, cuts):
+                await pauses.pause()
+            message = self.kind()
+            for start, end in pairwise((0, *cuts, len(data))):
+                await pauses.pause()
+                message.MergeFromString(data[start:end])
+            await pauses.pause()
         return message
 
 
