@@ -4,7 +4,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.shared.figures import median_of_pairs
-from benchmarks.sources.arms import MERGED, PLAIN, PLAIN_BESIDE_MERGED, CellRuns, Runs, Turns
+from benchmarks.sources.arms import (
+    BESIDE_MERGED,
+    MERGED,
+    PLAIN,
+    PLAIN_BESIDE_MERGED,
+    CellRuns,
+    Runs,
+    Turns,
+)
 from benchmarks.spec_bench.official import arm_figures, speed
 
 _SHOWN = ("acceptance_length", "tokens_per_second", "over_plain")
@@ -17,10 +25,10 @@ def cell_figures(cell: CellRuns) -> dict[str, Any]:
         name: arm_figures([*runs.values()], [plain[key] for key in runs])
         for name, runs in cell.by_arm.items()
     }
-    shown = [name for name in cell.by_arm if name != PLAIN_BESIDE_MERGED]
+    shown = [name for name in cell.by_arm if name not in BESIDE_MERGED.values()]
     singles = [name for name in shown if name not in (PLAIN, MERGED)]
     best = {repeat: best_single(cell, singles, repeat) for repeat in repeats_of(plain)}
-    fastest = {key: cell.by_arm[best[key[1]]][key] for key in plain}
+    fastest = {key: _beside_merged(cell, best[key[1]])[key] for key in plain}
     return {
         "identical": all(same_ids(runs, plain) for runs in [*cell.by_arm.values(), *cell.without.values()]),
         **{field: {name: figures[name][field] for name in shown} for field in _SHOWN},
@@ -52,6 +60,11 @@ def best_single(cell: CellRuns, singles: Sequence[str], repeat: int) -> str:
 def repeats_of(runs: Runs) -> set[int]:
     """The numbers of an arm's repeats."""
     return {repeat for _, repeat in runs}
+
+
+def _beside_merged(cell: CellRuns, source: str) -> Runs:
+    """A single source's runs, on the services of the merged sources if it ran there."""
+    return cell.by_arm.get(BESIDE_MERGED.get(source, source), cell.by_arm[source])
 
 
 def marginal(cell: CellRuns, source: str) -> dict[str, Any]:

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from benchmarks.shared.heldout import tokenizer_of
-from benchmarks.sources.arms import MERGED, PLAIN, PLAIN_BESIDE_MERGED, CellRuns, SourceCounts
+from benchmarks.sources.arms import (
+    LOOKUP_BESIDE_MERGED,
+    MERGED,
+    PLAIN,
+    PLAIN_BESIDE_MERGED,
+    CellRuns,
+    SourceCounts,
+)
 from benchmarks.sources.cell_figures import cell_figures, least_merged
 from benchmarks.sources.noise_trees import trees_of
 from benchmarks.sources.prompt_sets import CORRUPTED, SETS, corrupted, prompt_set, renamed_once
@@ -72,6 +79,16 @@ def test_a_repeat_is_held_against_the_source_that_was_the_fastest_in_the_other_r
 
     assert figures["best_single"] == ["drafter", "lookup"]
     assert figures["merged_over_best"]["median"] == pytest.approx((2.4 / 0.5 + 2.0 / 0.5) / 2)
+
+
+def test_merged_sources_are_held_against_lookup_by_the_same_services() -> None:
+    cell = a_cell()
+    cell.by_arm[LOOKUP_BESIDE_MERGED] = {(0, 0): turn(range(12), 6, 0.5, lookup=6)}
+
+    figures = cell_figures(cell)
+
+    assert figures["merged_over_best"]["median"] == 1.0
+    assert LOOKUP_BESIDE_MERGED not in figures["round_ms"]
 
 
 def test_a_source_is_worth_the_rounds_that_are_missing_without_it_per_node() -> None:
