@@ -2,8 +2,8 @@
 
 A verifier learns what a source is worth beside the others. So single sources, all sources, and all but one
 have services of their own, which teach each other nothing. Plain decoding runs on the first two: the ratio of
-its rates says how much the services themselves differ. Lookup, which is a part of the verifier and of which no
-rest is learnt, runs on the first two as well: merged sources are held against lookup by the same services.
+its rates says how much the services themselves differ. Lookup, a part of the verifier of which no rest is
+learnt, runs on the first two as well: merged sources are held against lookup by the same services.
 """
 
 import sys
@@ -24,7 +24,7 @@ from outrider.wire.names import REFERENCES
 PLAIN, MERGED, PLAIN_BESIDE_MERGED = "plain", "merged", "plain_beside_merged"
 LOOKUP, LOOKUP_BESIDE_MERGED = "lookup", "lookup_beside_merged"
 BESIDE_MERGED = {PLAIN: PLAIN_BESIDE_MERGED, LOOKUP: LOOKUP_BESIDE_MERGED}
-"""Arms of single sources that run on the services of the merged sources too, and what they are called there."""
+"""Arms that run on the services of the merged sources too, with the names that they have there."""
 ROLES = ("verifier", "drafter", "retrieval")
 """Roles whose processor time is measured."""
 Turns = list[dict[str, Any]]
