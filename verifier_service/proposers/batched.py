@@ -145,7 +145,10 @@ class BatchedProposer(Protocol):
         """A session begins, with the tokens that it has by now; also one that was moved or parked before."""
 
     def saw(self, seen: SeenPass) -> None:
-        """A pass was committed; called once per pass that had a session of this proposer."""
+        """A pass was committed; called once per pass that had a session of this proposer.
+
+        A proposer without planes misses the passes of its rests, but for the last ones.
+        """
 
     def draft(self, asks: Sequence[DraftAsk]) -> Iterator[Sequence[DraftLevel | None]]:
         """Yields one level of the drafts after the other, each with one entry per ask, in their order.

@@ -45,6 +45,11 @@ STUCK_S = 1.0
 """A single call that takes longer, in seconds, mutes a proposer."""
 
 
+WARM_STEPS = 8
+"""Steps before the end of a rest in which a proposer without planes is shown passes again: it has to know the
+text when it is tried."""
+
+
 @dataclass(slots=True)
 class _Hosted:
     """One proposer, and the sessions that it was told of, by handle."""
@@ -60,6 +65,8 @@ class _Hosted:
     """Numbers of the last slow calls."""
     spent_s: float = 0.0
     """Seconds spent in calls to the proposer."""
+    looks_away: bool = False
+    """Whether the proposer is shown nothing of this step. One with planes is shown all: it fills blocks."""
 
     def is_slow(self, took_s: float) -> bool:
         """Counts a call; returns whether too many of the last calls were slow."""
@@ -163,6 +170,7 @@ class ProposerHost:
     def attend(self, ready: Sequence[Session]) -> None:
         """Tells the proposers which sessions have begun and which are over."""
         for hosted in self._live():
+            hosted.looks_away = hosted.planes is None and hosted.prices.rest_left > WARM_STEPS
             with _Call(self, hosted):
                 for handle, session in list(hosted.sessions.items()):
                     if self._sessions.get(handle) is not session:
@@ -207,7 +215,10 @@ class ProposerHost:
                 self._offer(hosted, asked, growing)
 
     def saw(self, seen: Sequence[tuple[Session, SeenRound]], features: Tensor | None) -> None:
-        """Shows the proposers what a pass did for the sessions that it told them of."""
+        """Shows the proposers what a pass did for the sessions that it told them of.
+
+        A proposer that rests, and has no planes, is shown nothing until its rest is nearly over.
+        """
         last = self._last if self.has_planes else None
         if last is not None:
             # Copies that commits put off would overwrite what is written now.
@@ -237,6 +248,8 @@ class ProposerHost:
     def _show(
         self, hosted: _Hosted, seen: Sequence[tuple[Session, SeenRound]], features: Tensor | None
     ) -> None:
+        if hosted.looks_away:
+            return
         needs = hosted.proposer.needs
         every = needs.prompts or hosted.planes is not None
         rounds = [
@@ -264,7 +277,7 @@ class ProposerHost:
         """Opens a session that names the proposer, or whose blocks the proposer has to fill."""
         source_index = session.sources.batched.get(hosted.name)
         if source_index is not None and hosted.proposer.needs.tops:
-            session.sources.want_tops(source_index, hosted.proposer.needs.tops)
+            session.sources.want_tops(source_index, 0 if hosted.looks_away else hosted.proposer.needs.tops)
         if session.handle not in hosted.sessions and (source_index is not None or hosted.planes is not None):
             hosted.sessions[session.handle] = session
             hosted.proposer.open(replace(session.proposed(), planes=hosted.planes))

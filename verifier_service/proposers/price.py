@@ -104,6 +104,11 @@ class ProposerPrice:
         return self._trials.rest > 0
 
     @property
+    def rest_left(self) -> int:
+        """Steps of this kind until the proposer is tried again; 0 if it does not rest."""
+        return self._trials.rest
+
+    @property
     def is_tried(self) -> bool:
         """Whether the proposer would be asked next to find out whether it pays."""
         return not self._trials.rest and self._trials.left > 0
@@ -182,6 +187,11 @@ class ProposerPrices:
     def resting(self) -> dict[str, bool]:
         """Whether the proposer is left out, for the kinds of steps that there were: "greedy", "sampled"."""
         return {sampling: price.rests for sampling, price in self._known.copy().items()}
+
+    @property
+    def rest_left(self) -> int:
+        """Steps until the proposer is tried again, at least; 0 if it does not rest for one kind of steps."""
+        return min((price.rest_left for price in self._known.values()), default=0)
 
     def saw(self, ms: float, sessions: int) -> None:
         """Learns from a pass over these sessions that was shown in `ms`."""

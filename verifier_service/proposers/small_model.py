@@ -130,10 +130,14 @@ class _Follower:
         """Number of committed tokens that the cache lacks."""
         return 0 if self.is_over else len(self.session.ids) - self.table.length
 
-    def settle(self) -> None:
-        """Moves the cache along the tokens that were committed since the last draft."""
+    def settle(self) -> int:
+        """Moves the cache along the tokens that were committed since the last draft.
+
+        Returns the highest of these tokens; -1 if there are none.
+        """
         ids = self.session.ids
-        for token in ids[self._pushed :]:
+        fresh = ids[self._pushed :]
+        for token in fresh:
             self._ranker.push(token)
         self._pushed = len(ids)
         self._ranker.forget_before(len(ids))
@@ -141,6 +145,7 @@ class _Follower:
             self.table.keep(self._committed_rows())
             self.nodes = []
         self.is_over |= len(ids) >= self._end
+        return max(fresh, default=-1)
 
     def _committed_rows(self) -> list[int]:
         """Rows of the drafted nodes that were committed, from the root down."""
@@ -261,10 +266,8 @@ class SmallModelProposer:
         behind = []
         for shown in seen.rounds:
             follower = self._followers[shown.handle]
-            if shown.tokens and max(shown.tokens) >= self._lm.vocabulary_size:
-                self._lose(follower)
             if follower.unread > _FEW:
-                follower.settle()
+                self._settle(follower)
                 behind.append(follower)
         self._read(behind, to_draft=False)
 
@@ -273,7 +276,7 @@ class SmallModelProposer:
         followers = [self._followers[ask.handle] for ask in asks]
         drafting = []
         for ask, follower in zip(asks, followers, strict=True):
-            follower.settle()
+            self._settle(follower)
             follower.forget_leaves()
             follower.begin(ask.node_limit)
             if 0 < follower.unread <= _FEW:
@@ -282,6 +285,11 @@ class SmallModelProposer:
         while found:
             yield [found.get(follower.session.handle) for follower in followers]
             found = self._expand(followers)
+
+    def _settle(self, follower: _Follower) -> None:
+        """Moves a session on to its last token, unless the model does not know one of the new tokens."""
+        if follower.settle() >= self._lm.vocabulary_size:
+            self._lose(follower)
 
     def _read(self, followers: Sequence[_Follower], *, to_draft: bool) -> dict[int, DraftLevel]:
         """Reads unread tokens in one pass; to draft, ranks the children of the last token as well."""

@@ -1,5 +1,6 @@
 """Batched proposers: whatever one does, ids equal plain decoding, and one that does harm is muted."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ from verifier_service.proposers.batched import (
     ProposerNeeds,
     SeenPass,
 )
-from verifier_service.proposers.host import JUDGED_CALLS, SLOW_CALLS
+from verifier_service.proposers.host import JUDGED_CALLS, SLOW_CALLS, WARM_STEPS
 
 NEW = 24
 PENALISED = SamplingParams(temperature=0.9, repetition_penalty=1.2, frequency_penalty=0.2)
@@ -306,6 +307,39 @@ def test_one_whose_nodes_are_not_worth_their_rows_rests() -> None:
 
     assert calls(row_ms=9.0) < 40, "a row takes half the time of a token, and yields a quarter of a token"
     assert calls(row_ms=0.5) > 150
+
+
+def test_one_that_rests_is_shown_nothing_but_the_passes_before_its_next_trial() -> None:
+    clock = Clock()
+    events: list[str] = []
+
+    class Useless(Drafting):
+        """Drafts a wrong token at a high price."""
+
+        def saw(self, seen: SeenPass) -> None:
+            super().saw(seen)
+            events.append("saw")
+
+        def level(self, session: ProposedSession, depth: int) -> DraftLevel | None:
+            clock.time += 0.01
+            place = len(session.ids) - session.prompt_length
+            if depth or place >= len(LONG):
+                return None
+            events.append("asked")
+            return DraftLevel(((LONG[place] + 1) % 24,), (-1,), (0.1,))
+
+    costs = StepCostModel({1: 20.0, 64: 83.0})
+    driver = CoreDriver(proposers={"useless": Useless(clock)}, meter=clock, costs=costs, adaptive=True)
+    session = driver.open((1, 2, 3), len(LONG), sources=("useless",))
+    driver.run()
+    assert driver.generated(session) == LONG
+    shown, asked = events.count("saw"), events.count("asked")
+    assert asked < 40
+    assert shown < len(LONG) / 3
+    before_trials = [len(list(group)) for event, group in itertools.groupby(events) if event == "saw"]
+    rests = [length for length in before_trials if length > 1]
+    assert len(rests) >= 2, "the proposer rested, and was tried again"
+    assert min(rests) >= WARM_STEPS
 
 
 def test_slow_calls_far_apart_mute_nobody() -> None:

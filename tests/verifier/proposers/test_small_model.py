@@ -219,3 +219,13 @@ def test_a_small_model_of_another_tokenizer_is_refused_by_name(
     config = ProposerConfig(NAME, "the-target", str(tiny_llama_bare))
     with pytest.raises(InvalidRequest, match=r"bare' has another tokenizer than the target 'the-target'"):
         plan(config).make(PackedLM.load(tiny_llama, check=False))
+
+
+def test_a_token_that_the_model_does_not_know_ends_the_drafts_though_its_pass_was_not_shown() -> None:
+    proposer = SmallModelProposer(small(), VOCABULARY)
+    ids = [1, 2, 3]
+    proposer.open(ProposedSession(1, "", False, ids, 3, 100, GREEDY, 0))
+    (level,) = next(proposer.draft([DraftAsk(1, 4)]))
+    assert level is not None
+    ids += [5, VOCABULARY]
+    assert not list(proposer.draft([DraftAsk(1, 4)]))
