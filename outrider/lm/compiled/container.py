@@ -14,12 +14,7 @@ from typing import Any
 import torch
 
 from outrider.compiling.store import CompileFailed
-
-_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-_capsule = ctypes.pythonapi.PyCapsule_New
-_capsule.restype = ctypes.py_object
-_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+from outrider.lm.compiled.handles import delete, new_handle, tensor_of
 
 
 class _Entry(ctypes.Structure):
@@ -44,8 +39,8 @@ class ModelContainer:
         """Handles of the tensors that the model reads in place."""
         self._handle = ctypes.c_void_p()
         self._call("ContainerCreateWithDevice", ctypes.byref(self._handle), _size(1), b"cpu", None)
-        delete = self._library.AOTInductorModelContainerDelete
-        weakref.finalize(self, _release, delete, self._handle, self._constants).atexit = False
+        end = self._library.AOTInductorModelContainerDelete
+        weakref.finalize(self, _release, end, self._handle, self._constants).atexit = False
         count = ctypes.c_size_t()
         self._call("ContainerGetNumOutputs", self._handle, ctypes.byref(count))
         self._outputs = count.value
@@ -65,7 +60,7 @@ class ModelContainer:
 
     def use(self, constants: Mapping[str, torch.Tensor]) -> None:
         """Has the model read these tensors in place, by the model's own names; for once."""
-        handles = [_handle(tensor) for tensor in constants.values()]
+        handles = [new_handle(tensor) for tensor in constants.values()]
         self._constants += handles
         entries = (_Entry * len(constants))()
         for entry, name, handle in zip(entries, constants, handles, strict=True):
@@ -82,12 +77,12 @@ class ModelContainer:
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The outputs for these inputs. Raises RuntimeError where the model fails."""
         # The model takes the handles over, whether it fails or not.
-        given = (ctypes.c_void_p * len(inputs))(*map(_handle, inputs))
+        given = (ctypes.c_void_p * len(inputs))(*map(new_handle, inputs))
         made = (ctypes.c_void_p * self._outputs)()
         failed = self._run(self._handle, given, _size(len(inputs)), made, _size(self._outputs), None, None)
         if failed:
             raise RuntimeError(f"a compiled pass failed: {self._last_error()}")
-        return [_tensor(handle) for handle in made]
+        return [tensor_of(handle) for handle in made]
 
     def _call(self, name: str, *arguments: Any) -> None:
         if getattr(self._library, f"AOTInductorModel{name}")(*arguments):
@@ -100,24 +95,12 @@ class ModelContainer:
         return lines[0] if lines else "no message"
 
 
-def _release(delete: Callable[[ctypes.c_void_p], int], handle: ctypes.c_void_p, constants: list[int]) -> None:
-    """Deletes a container, and gives back its handles of the constants."""
-    delete(handle)
+def _release(end: Callable[[ctypes.c_void_p], int], handle: ctypes.c_void_p, constants: list[int]) -> None:
+    """Deletes a container and its handles of the constants."""
+    end(handle)
     for constant in constants:
-        _tensor(constant)
+        delete(constant)
 
 
 def _size(number: int) -> ctypes.c_size_t:
     return ctypes.c_size_t(number)
-
-
-def _handle(tensor: torch.Tensor) -> int:
-    """A new handle of a tensor, an AtenTensorHandle."""
-    capsule = torch._C._aoti.unsafe_alloc_void_ptr_from_tensor(tensor)
-    pointer: int = _capsule_pointer(capsule, None)
-    return pointer
-
-
-def _tensor(handle: int | None) -> torch.Tensor:
-    """The tensor of a handle, which is used up."""
-    return torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(_capsule(handle, None, None))

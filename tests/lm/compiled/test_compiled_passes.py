@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from outrider.lm.compiled.handles import holders
 from outrider.lm.device.memory import first_pool
 from outrider.lm.outcome import OutcomeWants
 from outrider.lm.plan import SequenceRows
@@ -123,6 +124,28 @@ def test_other_threads_run_during_a_pass(
     other.join()
     lm.release(table)
     assert ran_in_time
+
+
+def test_a_pass_keeps_nothing_of_its_results(
+    pair: tuple[PackedLM, PackedLM, torch.nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm = pair[0]
+    assert lm.compiled is not None
+    storages: list[torch.UntypedStorage] = []
+    run = lm.compiled._package.run
+
+    def noted(given: list[torch.Tensor]) -> list[torch.Tensor]:
+        found = run(given)
+        storages.extend(tensor.untyped_storage() for tensor in found)
+        return found
+
+    monkeypatch.setattr(lm.compiled._package, "run", noted)
+    table = lm.table()
+    lm.forward([SequenceRows(table, range(40), range(-1, 39), range(40))])
+    lm.release(table)
+    assert len(storages) == 2, "logits and hidden states"
+    alone = holders(torch.zeros(1).untyped_storage())
+    assert [holders(storage) for storage in storages] == [alone] * 2
 
 
 def test_a_second_load_takes_the_package_from_the_cache(
