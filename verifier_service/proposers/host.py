@@ -190,9 +190,16 @@ class ProposerHost:
         self._step.clear()
         is_trying = False
         greedy = all(session.greedy for session in ready)
+        awake = []
+        for hosted in self._live():
+            price = hosted.prices.of(greedy)
+            if not price.rests:
+                awake.append((hosted, price))
+            elif sessions := sum(hosted.name in session.sources.batched for session in ready):
+                price.begins(sessions, expected.tokens_per_ms)
+                self._step.append((price, sessions, False))
         # What a proposer adds to the drafts of those before it is its gain: the cheapest drafts come first.
-        live = [(hosted, hosted.prices.of(greedy)) for hosted in self._live()]
-        for hosted, price in sorted(live, key=lambda each: -each[1].gain_per_ms(len(ready))):
+        for hosted, price in sorted(awake, key=lambda each: -each[1].gain_per_ms(len(ready))):
             asked = [
                 session
                 for session in ready

@@ -16,6 +16,8 @@ _FASTER = 0.3
 _LEAST_MS = 0.05
 _FIRST_REST, _LONGEST_REST = 16, 256
 """Steps for which a proposer or a level rests if it did not pay for its time; doubled each time."""
+_PROVEN = 32
+"""Steps in a row that a proposer or a level has to pay for before its next rest is a short one again."""
 _TRIES = 4
 """Steps that try a proposer or a level at first and after a rest, regardless of earlier steps."""
 
@@ -56,6 +58,8 @@ class _Trials:
     left: int = _TRIES
     rest: int = 0
     next_rest: int = _FIRST_REST
+    paid: int = 0
+    """Steps in a row that paid."""
 
     def asks(self, pays: bool, may_try: bool = True) -> bool:
         """Whether to ask the proposer in this step; call once per step. A trial waits until it `may_try`."""
@@ -66,9 +70,11 @@ class _Trials:
             self.left -= may_try
             return may_try
         if pays:
-            self.next_rest = _FIRST_REST
+            self.paid += 1
+            if self.paid >= _PROVEN:
+                self.next_rest = _FIRST_REST
             return True
-        self.rest, self.left = self.next_rest, _TRIES
+        self.rest, self.left, self.paid = self.next_rest, _TRIES, 0
         self.next_rest = min(2 * self.next_rest, _LONGEST_REST)
         return False
 
@@ -126,6 +132,9 @@ class ProposerPrice:
         `tokens_per_ms` is what the step yields without this proposer; 0: not known yet. Where it must not
         try, a proposer that is on trial has to wait.
         """
+        if self.rests:
+            self._behind = True
+            return self._trials.asks(pays=False)
         pays = self.pays(0, sessions, tokens_per_ms) and not self.measured.is_slower(sessions)
         asks = self._trials.asks(pays, may_try) and not self.measured.leaves_out(sessions)
         self._behind |= not asks
