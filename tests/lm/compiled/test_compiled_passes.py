@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.lm.compiled.handles import holders
+from outrider.lm.compiled.container import holders
 from outrider.lm.device.memory import first_pool
 from outrider.lm.outcome import OutcomeWants
 from outrider.lm.plan import SequenceRows

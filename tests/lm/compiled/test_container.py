@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from outrider.lm.compiled import handles
-from outrider.lm.compiled.handles import delete, holders, new_handle, tensor_of
+from outrider.lm.compiled import container
+from outrider.lm.compiled.container import delete, holders, new_handle, tensor_of
 
 
 def test_a_tensor_comes_back_as_it_went() -> None:
@@ -37,8 +37,8 @@ def test_a_handle_that_torch_deletes_itself_is_not_deleted_twice(
     stays: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deleted: list[int | None] = []
-    monkeypatch.setattr(handles, "_taken", lambda handle: torch.zeros(1))
-    monkeypatch.setattr(handles, "_stays", lambda: stays)
-    monkeypatch.setattr(handles, "delete", deleted.append)
+    monkeypatch.setattr(container, "_taken", lambda handle: torch.zeros(1))
+    monkeypatch.setattr(container, "_stays", lambda: stays)
+    monkeypatch.setattr(container, "delete", deleted.append)
     tensor_of(1234)
     assert deleted == ([1234] if stays else [])
