@@ -16,7 +16,6 @@ import torch
 
 from outrider.compiling.store import CompileFailed
 
-
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 _capsule = ctypes.pythonapi.PyCapsule_New
