@@ -43,8 +43,6 @@ JUDGED_CALLS = 256
 """Calls after which a slow call no longer counts: now and then the machine is busy with something else."""
 STUCK_S = 1.0
 """A single call that takes longer, in seconds, mutes a proposer."""
-
-
 WARM_STEPS = 8
 """Steps before the end of a rest in which a proposer without planes is shown passes again: it has to know the
 text when it is tried."""

@@ -288,7 +288,7 @@ class SmallModelProposer:
 
     def _settle(self, follower: _Follower) -> None:
         """Moves a session on to its last token, unless the model does not know one of the new tokens."""
-        if follower.settle() >= self._lm.vocabulary_size:
+        if follower.settle() >= self._lm.vocabulary_size and not follower.is_over:
             self._lose(follower)
 
     def _read(self, followers: Sequence[_Follower], *, to_draft: bool) -> dict[int, DraftLevel]:
