@@ -107,7 +107,7 @@ class ProposerPrice:
     @property
     def rests(self) -> bool:
         """Whether the proposer is left out for now."""
-        return self._trials.rest > 0
+        return self.rest_left > 0
 
     @property
     def rest_left(self) -> int:

@@ -1,6 +1,6 @@
 """Readers of committed tokens: each Watch stream has cursors and no queue.
 
-A beat wakes every reader that has something new, and so does a new cursor. A reader then collects what lies
+A beat wakes every reader that has news, and so does a new cursor. A reader then collects what lies
 between each of its cursors and the committed length into one message, and collects again only when the stream
 has taken that message. A reader without news gets at most one beat, or one notice, per QUIET_S: a message
 costs the event loop 0.1 to 0.2 ms, and a peer may hold many streams.
@@ -148,8 +148,8 @@ class WatchReader:
         """Has the reader collect and send a message."""
         self._wake.set()
 
-    def announce(self, now: float) -> None:
-        """A step begins: wakes a reader that has news, or whose last message is QUIET_S old."""
+    def wake_if_due(self, now: float) -> None:
+        """Wakes a reader that has news, or whose last message is QUIET_S old."""
         if self._updated or now - self._told_at >= QUIET_S:
             self._wake.set()
 
@@ -291,7 +291,7 @@ class WatchReaders:
             return
         now = time.monotonic()
         for reader in self._readers:
-            reader.announce(now)
+            reader.wake_if_due(now)
 
     def drain(self) -> None:
         """Marks this and every later beat as draining: readers should move their sessions elsewhere."""

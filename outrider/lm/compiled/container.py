@@ -21,9 +21,6 @@ _capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, (ctypes.p
 _capsule = ctypes.pythonapi.PyCapsule_New
 _capsule.restype = ctypes.py_object
 _capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-# Short calls, for which the interpreter lock is not worth giving up.
-_torch = ctypes.PyDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-_torch.aoti_torch_delete_tensor_object.argtypes = (ctypes.c_void_p,)
 
 
 class _Entry(ctypes.Structure):
@@ -132,11 +129,20 @@ def tensor_of(handle: int | None) -> torch.Tensor:
 
 def delete(handle: int | None) -> None:
     """Deletes a handle, and its hold on the tensor's memory."""
-    _torch.aoti_torch_delete_tensor_object(handle)
+    _deleting()(handle)
 
 
 def _taken(handle: int | None) -> torch.Tensor:
     return torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(_capsule(handle, None, None))
+
+
+@cache
+def _deleting() -> Callable[[int | None], int]:
+    """torch's own function that deletes a handle."""
+    # A short call, for which the interpreter lock is not worth giving up.
+    library = ctypes.PyDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    library.aoti_torch_delete_tensor_object.argtypes = (ctypes.c_void_p,)
+    return library.aoti_torch_delete_tensor_object
 
 
 @cache

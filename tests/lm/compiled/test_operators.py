@@ -11,6 +11,7 @@ import torch
 from outrider.compiling.toolchain import find_compiler
 from outrider.lm.attention.interface import AttentionParams, SlotCache
 from outrider.lm.compiled.child import compile_operators
+from outrider.lm.compiled.container import new_handle, tensor_of
 from outrider.lm.compiled.panels import panels_of
 from outrider.lm.compiled.step_block import plane_words, step_block
 from outrider.lm.kv.blocks import BLOCK
@@ -50,7 +51,7 @@ class Operators:
             ctypes.c_int64(outputs),
             ctypes.byref(made),
         )
-        return _tensor(made)
+        return tensor_of(made.value)
 
     def attend_slots(
         self, tensors: Sequence[torch.Tensor], params: AttentionParams, layer: int
@@ -65,26 +66,15 @@ class Operators:
             ctypes.c_double(params.softcap or 0.0),
             ctypes.byref(made),
         )
-        return _tensor(made)
+        return tensor_of(made.value)
 
 
 def _handle(tensor: torch.Tensor) -> ctypes.c_void_p:
-    capsule = torch._C._aoti.unsafe_alloc_void_ptr_from_tensor(tensor)
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    return ctypes.c_void_p(pointer(capsule, None))
+    return ctypes.c_void_p(new_handle(tensor))
 
 
 def _optional(tensor: torch.Tensor | None) -> object:
     return None if tensor is None else ctypes.byref(_handle(tensor))
-
-
-def _tensor(handle: ctypes.c_void_p) -> torch.Tensor:
-    capsule = ctypes.pythonapi.PyCapsule_New
-    capsule.restype = ctypes.py_object
-    capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    made = capsule(handle, None, None)
-    return torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(made)
 
 
 @pytest.fixture(scope="module")
