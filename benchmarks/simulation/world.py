@@ -24,6 +24,7 @@ from benchmarks.simulation.records import check_records
 from benchmarks.simulation.source import SimulatedSource
 from benchmarks.simulation.stores import StoreServer
 from benchmarks.simulation.verifier import GRACE_S, LEASE_S, Verifier
+from outrider.wire.incoming import message_stream
 
 MOST_S = 120.0
 """Virtual seconds after which a request that has not ended never will."""
@@ -213,6 +214,17 @@ def _dialling(network: Network) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _new_accounts() -> Iterator[None]:
+    """Gives message streams accounts of loop time that no earlier simulation has drawn on, inside the block."""
+    with (
+        patch.object(message_stream, "NEWCOMERS", message_stream.Newcomers()),
+        patch.object(message_stream, "COMMON", message_stream.CommonSavings()),
+        patch.object(message_stream, "OVERDRAWN", message_stream.Overdrawn()),
+    ):
+        yield
+
+
 def simulate(seed: int, note: Callable[[str], None] | None = None, plan: Plan | None = None) -> Outcome:
     """Simulates one seed from beginning to end; `note` takes the trace's lines, with the virtual time."""
     loop = VirtualLoop()
@@ -226,7 +238,12 @@ def simulate(seed: int, note: Callable[[str], None] | None = None, plan: Plan | 
     collecting = gc.isenabled()
     gc.disable()
     try:
-        with virtual_time(loop), _dialling(world.network), logged(world.violated, world.note):
+        with (
+            virtual_time(loop),
+            _new_accounts(),
+            _dialling(world.network),
+            logged(world.violated, world.note),
+        ):
             try:
                 loop.run_until_complete(world.run())
             finally:

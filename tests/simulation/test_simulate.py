@@ -1,6 +1,7 @@
 """The simulation finds nothing wrong with the services, and everything that is planted in them."""
 
 import json
+import pickle
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,6 +17,7 @@ from benchmarks.simulation.plan import Additions, Fault, Plan, Turn, plan_of, wi
 from benchmarks.simulation.search import batch, first_failing, search
 from benchmarks.simulation.verifier import VerifierShape
 from benchmarks.simulation.world import simulate
+from outrider.wire.incoming import message_stream
 from verifier_service.proposers.batched import SeenPass
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +69,13 @@ def test_a_seed_replays_event_for_event() -> None:
         simulate(seed, second.append)
         assert first == second, seed
     assert len(first) > 50
+
+
+def test_a_simulation_draws_on_no_account_that_another_may_draw_on() -> None:
+    accounts = message_stream.NEWCOMERS, message_stream.COMMON, message_stream.OVERDRAWN
+    before = [pickle.dumps(account) for account in accounts]
+    simulate(4)
+    assert [pickle.dumps(account) for account in accounts] == before
 
 
 def test_a_search_says_from_which_seed_to_go_on() -> None:
