@@ -22,6 +22,7 @@ from outrider.runtime.tracing import Tracing
 from outrider.tokens import TokenTable
 from outrider.v1 import explain_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider.wire.codec import finish_to_wire, key_from_wire
+from outrider.wire.incoming.message_stream import MessageStream
 from outrider.wire.incoming.unparsed import Unparsed, parsed, unparsed
 from outrider.wire.origin import bound, current
 from outrider.wire.status import guarded, guarded_unparsed
@@ -224,6 +225,8 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         self, request_iterator: AsyncIterator[WatchRequests], context: Context
     ) -> AsyncIterator[verifier_pb2.WatchResponse]:
         """Streams beats, and the committed tokens of the sessions that the peer's cursors name."""
+        if isinstance(request_iterator, MessageStream):
+            request_iterator.draw_on(self._readers.account)
         reader = self._readers.open()
         reading = asyncio.create_task(_read_cursors(reader, request_iterator))
         try:

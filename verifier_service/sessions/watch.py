@@ -2,8 +2,9 @@
 
 A beat wakes every reader that has news, and so does a new cursor. A reader then collects what lies
 between each of its cursors and the committed length into one message, and collects again only when the stream
-has taken that message. A reader without news gets at most one beat, or one notice, per QUIET_S: a message
-costs the event loop 0.1 to 0.2 ms, and a peer may hold many streams.
+has taken that message. A reader without news gets at most one beat, or one notice, per QUIET_S, and half as
+many where there are many readers: a message costs the event loop 0.1 to 0.2 ms, and a peer may hold many
+streams.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from outrider.wire.codec import (
     token_logprob_to_wire,
     usage_to_wire,
 )
+from outrider.wire.incoming.message_stream import CommonSavings
 from outrider.wire.incoming.shape import BATCH_BYTES, BATCH_ENTRIES, Bounds
 from speculative.errors import InvalidRequest
 from speculative.stop import FinishReason
@@ -35,12 +37,18 @@ MOST_ADDED = 2 * BATCH_ENTRIES
 """The most cursors that one request may add: four times what an orchestrator sends in one."""
 MOST_DROPPED = 4 * BATCH_ENTRIES
 """The most cursors that one request may drop, likewise."""
+ALL_SHARE = 0.05
+"""Lasting share of the event loop's time for reading the requests of all streams: honest peers send few."""
 CHANGES_AT_ONCE = 128
 """Cursors that are added or dropped between two pauses: some 2 ms."""
 MOST_UNSENT = 16_384
 """The most sessions of one stream that cannot be read and of which the peer has not been told yet."""
 QUIET_S = 0.05
 """Seconds between two messages of a stream that has no tokens and no end of a session to tell of."""
+MOST_QUIET_S = 0.1
+"""The same where there are many readers, as much as an idle engine's beats are apart."""
+QUIET_READER_S = 0.005
+"""What each reader adds to this time, in seconds."""
 LONG_US = 100_000
 """A step that is expected to take longer than this, in microseconds, is announced to every reader at once:
 readers judge by what they were told whether the verifier stalls."""
@@ -149,8 +157,8 @@ class WatchReader:
         self._wake.set()
 
     def wake_if_due(self, now: float) -> None:
-        """Wakes a reader that has news, or whose last message is QUIET_S old."""
-        if self._updated or now - self._told_at >= QUIET_S:
+        """Wakes a reader that has news, or whose last message is old enough."""
+        if self._updated or now - self._told_at >= self._readers.quiet_s:
             self._wake.set()
 
     def mark_updated(self, alias: int) -> None:
@@ -227,7 +235,7 @@ class WatchReader:
         self._notices[alias] = verifier_pb2.Committed(
             alias=alias, finished=finished, message=message, code=code
         )
-        if time.monotonic() - self._told_at >= QUIET_S:  # else the next beat brings the notice
+        if time.monotonic() - self._told_at >= self._readers.quiet_s:  # else the next beat brings the notice
             self._wake.set()
 
     def _collect(self) -> verifier_pb2.WatchResponse:
@@ -257,6 +265,8 @@ class WatchReaders:
     def __init__(self, table: SessionTable) -> None:
         self.table = table
         """The sessions that can be read."""
+        self.account = CommonSavings(ALL_SHARE)
+        """What reading the requests of all readers draws on."""
         self.beat = verifier_pb2.Beat()
         """The engine's latest beat."""
         self.closed = False
@@ -267,6 +277,11 @@ class WatchReaders:
         """Called with each session for which a reader adds a cursor."""
         self._draining = False
         self._readers: dict[WatchReader, None] = {}  # woken in the order in which they came
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds between two messages of a stream without news."""
+        return min(MOST_QUIET_S, max(QUIET_S, QUIET_READER_S * len(self._readers)))
 
     def open(self) -> WatchReader:
         """Adds the reader of a new stream; give the reader to `close` in the end."""

@@ -31,8 +31,8 @@ ALL_BURST_S = 0.03
 """The most processor time that all streams save up together, and new streams as much again, in seconds."""
 BARE_SHARE = 0.005
 """The largest share that every stream has to itself, whatever others spend: some 50 messages a second."""
-ALL_BARE_SHARE = 0.1
-"""The sum of these shares: where more than 20 streams send at once, each has its part of this sum."""
+ALL_BARE_SHARE = 0.05
+"""The sum of these shares: where more than 10 streams send at once, each has its part of this sum."""
 RECENT_S = 1.0
 """How long a stream counts as one that sends, in seconds, up to twice as long."""
 BARE_BURST_S = 0.002
@@ -69,10 +69,14 @@ class Savings:
 
 
 class CommonSavings(Savings):
-    """What all streams of a process may spend together: many that stay below SHARE would take the loop."""
+    """What many streams may spend together: many that stay below SHARE would take the loop.
 
-    def __init__(self) -> None:
-        super().__init__(ALL_SHARE, ALL_BURST_S, ALL_BURST_S)
+    Args:
+        share: their lasting share of the event loop's time.
+    """
+
+    def __init__(self, share: float = ALL_SHARE) -> None:
+        super().__init__(share, ALL_BURST_S, ALL_BURST_S)
         self._recent: set[int] = set()
         self._earlier = 0
         self._since = 0.0
@@ -96,7 +100,7 @@ class Pace:
     def __init__(self, now: float, saved_s: float, common: CommonSavings | None = None) -> None:
         self._own = Savings(SHARE, BURST_S, saved_s, now)
         self._bare = Savings(BARE_SHARE, BARE_BURST_S, min(saved_s, BARE_BURST_S), now)
-        self._common = common
+        self.common = common
 
     def charge(self, cost_s: float, now: float, others: int = 0) -> float:
         """Takes a cost out of the account; returns for how many seconds the stream has to wait.
@@ -105,10 +109,10 @@ class Pace:
             others: how many other streams are overdrawn now, which get their part of SHARE meanwhile.
         """
         paid_s = self._own.spend(cost_s, now)
-        if self._common is not None:
-            self._bare.share = self._common.bare_share(self, now)
+        if self.common is not None:
+            self._bare.share = self.common.bare_share(self, now)
             bare_s = self._bare.spend(paid_s, now)
-            paid_s = bare_s + self._common.spend(paid_s - bare_s, now)
+            paid_s = bare_s + self.common.spend(paid_s - bare_s, now)
         wait_s = (cost_s - paid_s) / SHARE * (1 + others)
         if wait_s > 0:
             self._own.even_at(now + wait_s)
@@ -149,7 +153,7 @@ class Overdrawn:
 NEWCOMERS = Newcomers()
 """The account of new streams of this process."""
 COMMON = CommonSavings()
-"""The account of all streams of this process."""
+"""The account of all streams of this process that have no other."""
 OVERDRAWN = Overdrawn()
 """Streams of this process that have sent more than their share."""
 
@@ -195,6 +199,10 @@ class MessageStream:
                 with OVERDRAWN.one_more():
                     await asyncio.sleep(wait_s)
         return await self._read(message)
+
+    def draw_on(self, common: CommonSavings) -> None:
+        """Draws on this account from now on, instead of that of all streams of the process."""
+        self._pace.common = common
 
     def _next(self, messages: AsyncIterator[Any]) -> Awaitable[Any]:
         if self._sender is None:
