@@ -216,7 +216,7 @@ def _dialling(network: Network) -> Iterator[None]:
 
 @contextmanager
 def _new_accounts() -> Iterator[None]:
-    """Gives message streams accounts of loop time that no earlier simulation has drawn on, inside the block."""
+    """Gives message streams accounts of loop time that no other simulation draws on, inside the block."""
     with (
         patch.object(message_stream, "NEWCOMERS", message_stream.Newcomers()),
         patch.object(message_stream, "COMMON", message_stream.CommonSavings()),

@@ -22,7 +22,7 @@ from outrider.lm.runner import PackedLM
 from speculative.noise import NoiseRows
 from speculative.observed import Observed
 from speculative.params import SamplingParams
-from verifier_service.proposers.planes import ProposerPlanes
+from verifier_service.proposers.planes.proposer_planes import ProposerPlanes
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,11 @@ from verifier_service.proposers.batched import (
     DraftLevel,
     ScoutAsk,
     SeenPass,
-    SeenRound,
     all_needs,
 )
-from verifier_service.proposers.planes import LastFeatures, ProposerPlanes, RowsKept
+from verifier_service.proposers.planes.filling import PlaneFilling
+from verifier_service.proposers.planes.held_passes import Seen
+from verifier_service.proposers.planes.proposer_planes import ProposerPlanes
 from verifier_service.proposers.price import ProposerPrice, ProposerPrices
 
 log = logging.getLogger(__name__)
@@ -138,9 +139,10 @@ class ProposerHost:
         needs = all_needs(proposers.values())
         self._kept_layers = needs.layers
         self._scout_ids = needs.scout_ids
-        self._pool = sessions.kv.pool
-        self._last = LastFeatures(self._pool, len(needs.layers)) if needs.planes else None
-        self._hosted = _with_planes(proposers, self._pool)
+        self._hosted = _with_planes(proposers, sessions.kv.pool)
+        self._filling: PlaneFilling | None = None
+        if needs.planes:
+            self._filling = PlaneFilling(sessions, len(needs.layers), self._show_planes)
         self._by_name = {hosted.name: hosted for hosted in self._hosted}
         self._sessions = sessions
         self._counts = counts
@@ -152,7 +154,7 @@ class ProposerHost:
     @property
     def has_planes(self) -> bool:
         """Whether a proposer keeps keys and values in the pool, and so has to see every pass."""
-        return any(hosted.planes is not None for hosted in self._live())
+        return bool(self._with_planes())
 
     def resting(self, name: str) -> dict[str, bool]:
         """Whether steps leave out a proposer because its drafts do not pay for its time.
@@ -167,6 +169,9 @@ class ProposerHost:
 
     def attend(self, ready: Sequence[Session]) -> None:
         """Tells the proposers which sessions have begun and which are over."""
+        if self._filling is not None and self.has_planes:
+            greedy = all(session.greedy for session in ready)
+            self._filling.begin(ready, all(hosted.prices.rests(greedy) for hosted in self._with_planes()))
         for hosted in self._live():
             hosted.looks_away = hosted.planes is None and hosted.prices.rest_left > WARM_STEPS
             with _Call(self, hosted):
@@ -176,8 +181,6 @@ class ProposerHost:
                         hosted.proposer.close(handle)
                 for session in ready:
                     self._meet(hosted, session)
-        if self._last is not None and self.has_planes:
-            self._begin(self._last, ready)
 
     def draft(self, ready: Sequence[Session], expected: StepYield) -> None:
         """Has the proposers draft for sessions whose next pass commits.
@@ -196,6 +199,8 @@ class ProposerHost:
             elif sessions := sum(hosted.name in session.sources.batched for session in ready):
                 price.begins(sessions, expected.tokens_per_ms)
                 self._step.append((price, sessions, False))
+        if self._filling is not None and any(hosted.planes is not None for hosted, _ in awake):
+            self._filling.catch_up()
         # What a proposer adds to the drafts of those before it is its gain: the cheapest drafts come first.
         for hosted, price in sorted(awake, key=lambda each: -each[1].gain_per_ms(len(ready))):
             asked = [
@@ -219,23 +224,17 @@ class ProposerHost:
                 self._grow(hosted, price, asked, growing, expected.tokens_per_ms)
                 self._offer(hosted, asked, growing)
 
-    def saw(self, seen: Sequence[tuple[Session, SeenRound]], features: Tensor | None) -> None:
+    def saw(self, seen: Seen, features: Tensor | None) -> None:
         """Shows the proposers what a pass did for the sessions that it told them of.
 
-        A proposer that rests, and has no planes, is shown nothing until its rest is nearly over.
+        A proposer that rests, and has no planes, is shown nothing until its rest is nearly over. Where all
+        proposers with planes rest, they are shown several passes in one piece.
         """
-        last = self._last if self.has_planes else None
-        if last is not None:
-            # Copies that commits put off would overwrite what is written now.
-            self._pool.settle()
-            seen = [
-                (session, shown._replace(before=last.at(shown.handle, shown.first - 1)))
-                for session, shown in seen
-            ]
         for hosted in self._live():
-            self._show(hosted, seen, features)
-        if last is not None and features is not None:
-            last.keep([RowsKept(one.handle, one.first, one.rows, one.runs) for _, one in seen], features)
+            if hosted.planes is None:
+                self._show(hosted, seen, features)
+        if self._filling is not None and self.has_planes:
+            self._filling.saw(seen, features)
 
     def stepped(self, tokens: int, ms: float) -> None:
         """Notes that the step has committed `tokens` tokens in `ms`; 0 ms: the step cannot be compared."""
@@ -250,9 +249,11 @@ class ProposerHost:
         self.muted[name] = why
         log.error("proposer muted: %s", peer_text(why), extra={"fields": {"source": name}})
 
-    def _show(
-        self, hosted: _Hosted, seen: Sequence[tuple[Session, SeenRound]], features: Tensor | None
-    ) -> None:
+    def _show_planes(self, seen: Seen, features: Tensor | None, passes: int) -> None:
+        for hosted in self._with_planes():
+            self._show(hosted, seen, features, passes)
+
+    def _show(self, hosted: _Hosted, seen: Seen, features: Tensor | None, passes: int = 1) -> None:
         if hosted.looks_away:
             return
         needs = hosted.proposer.needs
@@ -265,7 +266,8 @@ class ProposerHost:
         if rounds:
             with _Call(self, hosted) as call:
                 hosted.proposer.saw(SeenPass(tuple(rounds), self._layers(features, needs.layers)))
-            hosted.prices.saw(call.ms, len(rounds))
+            if passes == 1:  # several in one piece take less time than each alone would
+                hosted.prices.saw(call.ms, len(rounds))
 
     def _layers(self, features: Tensor | None, layers: Sequence[int]) -> Tensor | None:
         """The hidden states of one proposer's layers, the first dimension, out of those of all."""
@@ -278,6 +280,9 @@ class ProposerHost:
     def _live(self) -> list[_Hosted]:
         return [hosted for hosted in self._hosted if hosted.name not in self.muted]
 
+    def _with_planes(self) -> list[_Hosted]:
+        return [hosted for hosted in self._live() if hosted.planes is not None]
+
     def _meet(self, hosted: _Hosted, session: Session) -> None:
         """Opens a session that names the proposer, or whose blocks the proposer has to fill."""
         source_index = session.sources.batched.get(hosted.name)
@@ -287,22 +292,8 @@ class ProposerHost:
             hosted.sessions[session.handle] = session
             hosted.proposer.open(replace(session.proposed(), planes=hosted.planes))
 
-    def _begin(self, last: LastFeatures, ready: Sequence[Session]) -> None:
-        """Finds the hidden states that the sessions of the next pass continue; forgets ended sessions'."""
-        last.keep_only({session.handle for session in self._sessions})
-        for session in ready:
-            if session.cached and last.at(session.handle, session.cached - 1) is None:
-                block = self._sessions.kv.block(session, session.cached - 1)
-                last.begin(session.handle, session.cached - 1, block)
-
     def _feature(self, session: Session) -> Tensor | None:
-        """Hidden states of the position before a session's last token; None: yet to be computed.
-
-        A session that gave its blocks up computes its positions again, whatever is known of them.
-        """
-        if self._last is None or session.uncomputed > 1:
-            return None
-        return self._last.at(session.handle, len(session.ids) - 2)
+        return None if self._filling is None else self._filling.feature(session)
 
     def _ask(self, hosted: _Hosted, session: Session) -> DraftAsk:
         if hosted.planes is None:

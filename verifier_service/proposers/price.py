@@ -192,6 +192,11 @@ class ProposerPrices:
             self._known[sampling] = ProposerPrice(seeing=self._seeing)
         return self._known[sampling]
 
+    def rests(self, greedy: bool) -> bool:
+        """Whether the proposer is left out of steps of this kind."""
+        price = self._known.get("greedy" if greedy else "sampled")
+        return price is not None and price.rests
+
     @property
     def resting(self) -> dict[str, bool]:
         """Whether the proposer is left out, for the kinds of steps that there were: "greedy", "sampled"."""

@@ -30,6 +30,7 @@ from verifier_service.engine.session import Session
 from verifier_service.loading import load_target
 from verifier_service.proposers import BATCHED_PROPOSERS
 from verifier_service.proposers.batched import ProposerConfig, ProposerPlan
+from verifier_service.proposers.price import ProposerPrice
 from verifier_service.sessions.request import SourceSet
 from verifier_service.settings import VerifierSettings
 
@@ -70,6 +71,32 @@ def plain(prompt: Sequence[int], new: int = NEW, params: SamplingParams = GREEDY
     session = driver.open(prompt, new, params, seed)
     driver.run()
     return driver.generated(session)
+
+
+class Rest:
+    """Decides when the head rests: a number of steps after each of its drafts, or as `on` says."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.on: bool | None = None
+        self._left = 0
+
+    @property
+    def left(self) -> int:
+        return self._left if self.on is None else int(self.on)
+
+    def begins(self, *_: object) -> bool:
+        begins = not self.left
+        self._left = self.steps if begins else max(0, self._left - 1)
+        return begins
+
+
+@pytest.fixture(autouse=True, params=[0, 3], ids=["awake", "rests"])
+def rest(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Rest:
+    rest = Rest(request.param)
+    monkeypatch.setattr(ProposerPrice, "begins", lambda _, *__: rest.begins())
+    monkeypatch.setattr(ProposerPrice, "rest_left", property(lambda _: rest.left))
+    return rest
 
 
 class Decoding:
@@ -158,6 +185,39 @@ def test_drafts_behind_a_prefix_found_again_whose_next_id_is_another(
     assert bool(copied) is not crowded, "found blocks are shared where memory is short, else copied"
 
 
+@pytest.mark.parametrize("blocks", [256, 14], ids=["copied", "shared"])
+def test_drafts_behind_a_prefix_that_was_computed_while_the_head_rested(blocks: int, rest: Rest) -> None:
+    decoding = Decoding(target(blocks))
+    first = decoding.open(PROMPT)
+    decoding.driver.step()
+    rest.on = True
+    first_turn = decoding.open(PROMPT[::-1])
+    while first_turn.cached < 2 * BLOCK:
+        decoding.driver.step()
+    second_turn = decoding.open((*PROMPT[::-1], 5))
+    decoding.driver.step()
+    assert decoding.driver.core.kv.prefixes.counts.hit == len(PROMPT)
+    rest.on = False
+    decoding.run()
+    decoding.check(first, first_turn, second_turn)
+
+
+def test_drafts_of_a_second_turn_whose_first_ended_while_the_head_rested(rest: Rest) -> None:
+    decoding = Decoding()
+    other = decoding.open((1, 2, 3), 2 * NEW)
+    decoding.driver.step()
+    decoding.driver.step()
+    rest.on = True
+    first = decoding.open(PROMPT, 2)
+    while first.handle in {session.handle for session in decoding.driver.core.sessions}:
+        decoding.driver.step()
+    decoding.driver.step()
+    rest.on = False
+    second = decoding.open((*PROMPT, 5))
+    decoding.run()
+    decoding.check(other, first, second)
+
+
 def test_drafts_of_a_second_turn_and_of_a_session_that_found_all_but_its_last_id() -> None:
     decoding = Decoding()
     first = decoding.open(PROMPT)
@@ -180,9 +240,11 @@ def test_drafts_in_blocks_that_a_session_without_the_head_has_filled() -> None:
     decoding.check(without, named)
 
 
+@pytest.mark.parametrize("longer", [0, 11])
 @pytest.mark.parametrize("reuse", [False, True])
 @pytest.mark.parametrize("static", [False, True])
-def test_drafts_after_a_preemption(reuse: bool, static: bool) -> None:
+def test_drafts_after_a_preemption(reuse: bool, static: bool, longer: int, rest: Rest) -> None:
+    rest.steps += longer
     decoding = Decoding(target(blocks=12, static=static), reuse_prefixes=reuse, prefill_chunk=20)
     prompts = [tuple(random.Random(seed).choices(range(VOCABULARY), k=20)) for seed in range(4)]
     sessions = [decoding.open(prompt, 36, SAMPLED, seed) for seed, prompt in enumerate(prompts)]

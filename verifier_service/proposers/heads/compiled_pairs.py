@@ -11,7 +11,7 @@ from speculative.tree import ROOT
 from verifier_service.proposers.batched import DraftAsk, DraftLevel, SeenPass
 from verifier_service.proposers.heads.draft import HeadDraft, HeadSession
 from verifier_service.proposers.heads.pair_passes import MOST_ROWS
-from verifier_service.proposers.planes import ProposerPlanes
+from verifier_service.proposers.planes.proposer_planes import ProposerPlanes
 
 
 @dataclass(slots=True)
@@ -64,9 +64,6 @@ class CompiledPairs:
                 address, stride = at + row * row_size, between
         if pairs:
             self._head.write(_planes(sessions[0]).tensors(), pairs)
-
-    def settle(self) -> None:
-        """Does nothing: all pairs are written."""
 
     def begin(self, session: HeadSession, ask: DraftAsk) -> _CompiledDraft:
         """A draft without a level."""

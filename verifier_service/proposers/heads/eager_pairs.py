@@ -1,7 +1,6 @@
 """Passes of a head of one layer in eager torch, on any device."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -14,32 +13,6 @@ from verifier_service.proposers.batched import DraftAsk, DraftLevel, SeenPass
 from verifier_service.proposers.heads.draft import HeadDraft, HeadSession, Logits
 from verifier_service.proposers.heads.pair_passes import MOST_ROWS
 from verifier_service.proposers.heads.plan import host_rows
-from verifier_service.proposers.planes import ProposerPlanes
-
-MOST_UNWRITTEN = 64
-"""Committed tokens whose pairs are collected before they are written, while the head does not draft."""
-
-
-@dataclass(slots=True)
-class _UnwrittenPairs:
-    """Committed tokens whose pairs are not in the planes yet, in order of their slots."""
-
-    tokens: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    """Position of each pair."""
-    runs: list[Run] = field(default_factory=list)
-    features: list[Tensor] = field(default_factory=list)
-    """Hidden states of the positions before, ``[rows, layers, width]`` each."""
-    planes: ProposerPlanes | None = None
-
-    def overlap(self, runs: Iterable[Run]) -> bool:
-        """Whether any of these runs has a slot of a kept pair."""
-        return any(low < until and since < high for low, high in runs for since, until in self.runs)
-
-    def add(self, tokens: Sequence[int], positions: Sequence[int], runs: Sequence[Run]) -> None:
-        self.tokens += tokens
-        self.positions += positions
-        self.runs += runs
 
 
 class EagerPairs:
@@ -51,43 +24,32 @@ class EagerPairs:
 
     def __init__(self, head: PairHead) -> None:
         self._head = head
-        self._unwritten = _UnwrittenPairs()
 
     @torch.inference_mode()
     def saw(self, seen: SeenPass, sessions: Sequence[HeadSession]) -> None:
-        """Keeps the pairs of all tokens that the pass committed, to be written before the next draft."""
+        """Writes the pairs of all tokens that the pass committed."""
         assert seen.features is not None
         known = seen.features.transpose(0, 1)
-        if self._unwritten.overlap(run for shown in seen.rounds for run in shown.runs):
-            self.settle()  # the slots have new tokens since
+        features: list[Tensor] = []
+        tokens: list[int] = []
+        positions: list[int] = []
+        runs: list[Run] = []
         for shown, session in zip(seen.rounds, sessions, strict=True):
             if not shown.rows:
                 continue
             first, count = shown.first, len(shown.rows)
-            # Few calls of torch: in each, another thread may take the interpreter, also while the head rests.
-            before = known[:1].clone() if shown.before is None else shown.before[None]
-            self._unwritten.features.append(before)
+            # Slot 0 is never read, so neither its position nor its hidden states matter.
+            features.append(known[:1] if shown.before is None else shown.before[None])
             if count > 1:
-                self._unwritten.features.append(known[list(shown.rows[:-1])])
-            ids = session.session.ids
-            # Slot 0 is never read, so its position does not matter.
-            positions = [max(0, position - 1) for position in range(first, first + count)]
-            self._unwritten.add(ids[first : first + count], positions, shown.runs)
-            self._unwritten.planes = session.session.planes
-        if len(self._unwritten.tokens) >= MOST_UNWRITTEN:
-            self.settle()
-
-    @torch.inference_mode()
-    def settle(self) -> None:
-        """Writes the kept pairs; one call for tokens of many passes costs little more than for one pass."""
-        unwritten, self._unwritten = self._unwritten, _UnwrittenPairs()
-        if unwritten.planes is None:
-            return
-        dtype = self._head.layer.self_attn.q_proj.weight.dtype
-        features = self._head.fuse(torch.cat([rows.to(dtype) for rows in unwritten.features]))
-        pairs = self._head.pairs(self._ids(unwritten.tokens), features)
-        written = self._head.keys_values(pairs, self._ids(unwritten.positions))
-        unwritten.planes.write(unwritten.runs, written)
+                features.append(known[list(shown.rows[:-1])])
+            tokens += session.session.ids[first : first + count]
+            positions += [max(0, position - 1) for position in range(first, first + count)]
+            runs += shown.runs
+        if tokens:
+            pairs = self._head.pairs(self._ids(tokens), self._head.fuse(self._joined(features)))
+            planes = sessions[0].session.planes
+            assert planes is not None
+            planes.write(runs, self._head.keys_values(pairs, self._ids(positions)))
 
     def begin(self, session: HeadSession, ask: DraftAsk) -> "_EagerDraft":
         """A draft without a level."""
@@ -119,6 +81,10 @@ class EagerPairs:
         for draft, own in zip(drafts, hidden.split(counts), strict=True):
             draft.expected = own
         return host_rows(head.logits(hidden))
+
+    def _joined(self, features: Sequence[Tensor]) -> Tensor:
+        dtype = self._head.layer.self_attn.q_proj.weight.dtype
+        return torch.cat([rows.to(dtype) for rows in features])
 
     def _ids(self, numbers: Sequence[int]) -> Tensor:
         return torch.tensor(numbers, device=self._head.layer.self_attn.q_proj.weight.device)

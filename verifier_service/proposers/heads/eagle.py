@@ -68,7 +68,6 @@ class EagleProposer:
 
     def close(self, handle: int) -> None:
         """Forgets the session; its slots belong to the pool."""
-        self._passes.settle()  # now, as other sessions may read the slots, or get them for other tokens
         self._sessions.pop(handle, None)
 
     def saw(self, seen: SeenPass) -> None:
@@ -79,7 +78,6 @@ class EagleProposer:
     def draft(self, asks: Sequence[DraftAsk]) -> Iterator[Sequence[DraftLevel | None]]:
         """Grows the drafts of all sessions level by level, with one call of the layer per level."""
         passes = self._passes
-        passes.settle()
         drafts = [passes.begin(self._sessions[ask.handle], ask) for ask in asks]
         while growing := [at for at, draft in enumerate(drafts) if draft.tree.frontier]:
             levels: list[DraftLevel | None] = [None] * len(asks)
@@ -90,6 +88,5 @@ class EagleProposer:
     def _use_compiled(self) -> None:
         """Computes with the compiled head from now on if it has become ready."""
         if self._builder is not None and self._builder.ready is not None:
-            self._passes.settle()
             self._passes = CompiledPairs(self._builder.ready)
             self._builder = None

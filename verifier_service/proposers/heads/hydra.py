@@ -23,7 +23,7 @@ from verifier_service.proposers.batched import (
 from verifier_service.proposers.heads.draft import HeadDraft, Logits
 from verifier_service.proposers.heads.last_state import LastStateProposer
 from verifier_service.proposers.heads.plan import HeadLimits, host_rows, plan_head
-from verifier_service.proposers.planes import ProposerPlanes
+from verifier_service.proposers.planes.proposer_planes import ProposerPlanes
 
 
 def plan(config: ProposerConfig) -> ProposerPlan:

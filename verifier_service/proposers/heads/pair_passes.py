@@ -24,13 +24,10 @@ class PairPasses(Protocol[Draft]):
     """Writes pairs of committed tokens, and computes drafts level by level; for all sessions at once."""
 
     def saw(self, seen: SeenPass, sessions: Sequence[HeadSession]) -> None:
-        """Takes the pairs of all tokens that the pass committed; one of the sessions for each round."""
-
-    def settle(self) -> None:
-        """Writes all taken pairs that are not written yet."""
+        """Writes the pairs of all tokens that the pass committed; one of the sessions for each round."""
 
     def begin(self, session: HeadSession, ask: DraftAsk) -> Draft:
-        """A draft without a level; call `settle` before."""
+        """A draft without a level."""
 
     def grow(self, drafts: Sequence[Draft]) -> list[DraftLevel | None]:
         """One more level of these drafts, each of which has nodes to expand."""

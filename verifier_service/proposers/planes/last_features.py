@@ -1,58 +1,19 @@
-"""Keys and values of a batched proposer's own layers, in planes of the target's pool, and what they need.
+"""Hidden states that a proposer's layers continue: those of each session's last computed position.
 
-A proposer's layer pairs each token with the hidden state of the position before it. To go on with a
-session therefore takes the hidden state of its last computed position: where a prompt goes on in the next
-pass, where a session begins with cached blocks, and where the proposer drafts. `LastFeatures` keeps these.
+A proposer's layer pairs each token with the hidden state of the position before it. To go on with a session
+therefore takes the hidden state of its last computed position: where a prompt goes on in the next pass, where
+a session begins with cached blocks, and where the proposer drafts.
 """
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from outrider.lm import transfer
 from outrider.lm.kv.blocks import BLOCK
 from outrider.lm.kv.pool import Run, SlotPool
-
-
-class ProposerPlanes:
-    """The planes of one proposer in the target's pool.
-
-    Args:
-        pool: the target's.
-        first: index of the proposer's first plane among the pool's.
-        count: number of the proposer's planes.
-    """
-
-    def __init__(self, pool: SlotPool, first: int, count: int) -> None:
-        self._pool = pool
-        self._first = first
-        self._count = count
-
-    @torch.inference_mode()
-    def write(self, runs: Iterable[Run], values: Sequence[Tensor]) -> None:
-        """Stores rows in the slots of these runs.
-
-        Args:
-            runs: runs of slots, in order of the rows; those of several sessions may follow each other.
-            values: one tensor per plane, [heads, rows, width].
-        """
-        (slots,) = transfer.indices([_slots(runs)], self._pool.layout.device)
-        for plane, rows in zip(self.tensors(), values, strict=True):
-            plane.index_copy_(1, slots, rows.to(plane.dtype))
-
-    def read(self, runs: Sequence[Run]) -> list[Tensor]:
-        """The rows in the slots of these runs, one tensor per plane, [heads, rows, width].
-
-        There is at least one run; a single one gives views, which are valid until the next pass.
-        """
-        parts = [[plane[:, low:high] for low, high in runs] for plane in self.tensors()]
-        return [found[0] if len(found) == 1 else torch.cat(found, 1) for found in parts]
-
-    def tensors(self) -> Sequence[Tensor]:
-        """The planes, [heads, slots, width] each; ask anew for each pass: a pool that grows moves them."""
-        return self._pool.planes()[self._first : self._first + self._count]
+from verifier_service.proposers.planes.proposer_planes import slots_of_runs
 
 
 class RowsKept(NamedTuple):
@@ -99,11 +60,11 @@ class LastFeatures:
             behind = entry.first + len(entry.rows)
             handles.append((entry.handle, behind - 1, entry.rows[-1]))
             if behind // BLOCK > entry.first // BLOCK:
-                slots = _slots(entry.runs)
+                slots = slots_of_runs(entry.runs)
                 for at in range(BLOCK - 1 - entry.first % BLOCK, len(entry.rows), BLOCK):
                     ends.append(entry.rows[at])
                     blocks.append(slots[at] // BLOCK)
-        found = _selected(features, [row for *_, row in handles] + ends)
+        found = selected(features, [row for *_, row in handles] + ends)
         if found.dtype != self._pool.layout.dtype:
             found = found.to(self._pool.layout.dtype)
         for (handle, position, _), last in zip(handles, found.unbind(1), strict=False):
@@ -116,13 +77,9 @@ class LastFeatures:
         self._last = {handle: last for handle, last in self._last.items() if handle in handles}
 
 
-def _selected(features: Tensor, rows: list[int]) -> Tensor:
-    """A copy of some rows, [layers, rows, width]."""
+def selected(features: Tensor, rows: Sequence[int]) -> Tensor:
+    """A copy of some rows of hidden states, [layers, rows, width]."""
     if len(rows) == 1:  # the usual step of a single session; an index takes three times as long
         return features.narrow(1, rows[0], 1).clone()
-    (there,) = transfer.indices([rows], features.device)
+    (there,) = transfer.indices([list(rows)], features.device)
     return features.index_select(1, there)
-
-
-def _slots(runs: Iterable[Run]) -> list[int]:
-    return [slot for low, high in runs for slot in range(low, high)]
