@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -30,7 +31,7 @@ from verifier_service.proposers.batched import (
     all_needs,
 )
 from verifier_service.proposers.planes.filling import PlaneFilling
-from verifier_service.proposers.planes.held_passes import Seen
+from verifier_service.proposers.planes.held_passes import Piece, Seen
 from verifier_service.proposers.planes.proposer_planes import ProposerPlanes
 from verifier_service.proposers.price import ProposerPrice, ProposerPrices
 
@@ -113,6 +114,17 @@ class _Growing:
         return max(0.0, worth - self.row_worth)
 
 
+class _Present(NamedTuple):
+    """What decides which sessions the proposers are told of."""
+
+    sessions: list[Session]
+    ready: list[Session]
+    batched: list[dict[str, int]]
+    """The proposers in use by each ready session."""
+    look_away: list[bool]
+    """For each proposer."""
+
+
 class ProposerHost:
     """Calls the batched proposers of this worker, and stops calling one that does harm.
 
@@ -144,8 +156,12 @@ class ProposerHost:
         if needs.planes:
             self._filling = PlaneFilling(sessions, len(needs.layers), self._show_planes)
         self._by_name = {hosted.name: hosted for hosted in self._hosted}
+        self._live = self._hosted
+        """Those that are not muted."""
+        self._live_with_planes = [hosted for hosted in self._hosted if hosted.planes is not None]
         self._sessions = sessions
         self._counts = counts
+        self._present = _Present([], [], [], [])
         self._step: list[tuple[ProposerPrice, int, bool]] = []
         """For each proposer of the step: its price, the sessions it could draft for, whether it was asked."""
         self.now_s = now_s
@@ -154,7 +170,7 @@ class ProposerHost:
     @property
     def has_planes(self) -> bool:
         """Whether a proposer keeps keys and values in the pool, and so has to see every pass."""
-        return bool(self._with_planes())
+        return bool(self._live_with_planes)
 
     def resting(self, name: str) -> dict[str, bool]:
         """Whether steps leave out a proposer because its drafts do not pay for its time.
@@ -171,9 +187,20 @@ class ProposerHost:
         """Tells the proposers which sessions have begun and which are over."""
         if self._filling is not None and self.has_planes:
             greedy = all(session.greedy for session in ready)
-            self._filling.begin(ready, all(hosted.prices.rests(greedy) for hosted in self._with_planes()))
-        for hosted in self._live():
+            self._filling.begin(ready, all(hosted.prices.rests(greedy) for hosted in self._live_with_planes))
+        live = self._live
+        for hosted in live:
             hosted.looks_away = hosted.planes is None and hosted.prices.rest_left > WARM_STEPS
+        present = _Present(
+            list(self._sessions),
+            list(ready),
+            [session.sources.batched for session in ready],
+            [hosted.looks_away for hosted in live],
+        )
+        if present == self._present:
+            return  # as in most steps
+        self._present = present
+        for hosted in live:
             with _Call(self, hosted):
                 for handle, session in list(hosted.sessions.items()):
                     if self._sessions.get(handle) is not session:
@@ -192,11 +219,11 @@ class ProposerHost:
         is_trying = False
         greedy = all(session.greedy for session in ready)
         awake = []
-        for hosted in self._live():
+        for hosted in self._live:
             price = hosted.prices.of(greedy)
             if not price.rests:
                 awake.append((hosted, price))
-            elif sessions := sum(hosted.name in session.sources.batched for session in ready):
+            elif sessions := [hosted.name in session.sources.batched for session in ready].count(True):
                 price.begins(sessions, expected.tokens_per_ms)
                 self._step.append((price, sessions, False))
         if self._filling is not None and any(hosted.planes is not None for hosted, _ in awake):
@@ -230,9 +257,9 @@ class ProposerHost:
         A proposer that rests, and has no planes, is shown nothing until its rest is nearly over. Where all
         proposers with planes rest, they are shown several passes in one piece.
         """
-        for hosted in self._live():
+        for hosted in self._live:
             if hosted.planes is None:
-                self._show(hosted, seen, features)
+                self._show(hosted, Piece(seen, features, 1))
         if self._filling is not None and self.has_planes:
             self._filling.saw(seen, features)
 
@@ -247,26 +274,28 @@ class ProposerHost:
         if name in self.muted:
             return  # what was drafted before the fault is merged after it, and may be at fault as well
         self.muted[name] = why
+        self._live = [hosted for hosted in self._live if hosted.name != name]
+        self._live_with_planes = [hosted for hosted in self._live if hosted.planes is not None]
         log.error("proposer muted: %s", peer_text(why), extra={"fields": {"source": name}})
 
-    def _show_planes(self, seen: Seen, features: Tensor | None, passes: int) -> None:
-        for hosted in self._with_planes():
-            self._show(hosted, seen, features, passes)
+    def _show_planes(self, piece: Piece) -> None:
+        for hosted in self._live_with_planes:
+            self._show(hosted, piece)
 
-    def _show(self, hosted: _Hosted, seen: Seen, features: Tensor | None, passes: int = 1) -> None:
+    def _show(self, hosted: _Hosted, piece: Piece) -> None:
         if hosted.looks_away:
             return
         needs = hosted.proposer.needs
         every = needs.prompts or hosted.planes is not None
         rounds = [
             shown._replace(before=self._layers(shown.before, needs.layers))
-            for session, shown in seen
+            for session, shown in piece.seen
             if hosted.sessions.get(session.handle) is session and (shown.tokens or every)
         ]
         if rounds:
             with _Call(self, hosted) as call:
-                hosted.proposer.saw(SeenPass(tuple(rounds), self._layers(features, needs.layers)))
-            if passes == 1:  # several in one piece take less time than each alone would
+                hosted.proposer.saw(SeenPass(tuple(rounds), self._layers(piece.features, needs.layers)))
+            if piece.passes == 1:  # several in one piece take less time than each alone would
                 hosted.prices.saw(call.ms, len(rounds))
 
     def _layers(self, features: Tensor | None, layers: Sequence[int]) -> Tensor | None:
@@ -276,12 +305,6 @@ class ProposerHost:
         if tuple(layers) == self._kept_layers:
             return features
         return features[[self._kept_layers.index(layer) for layer in layers]]
-
-    def _live(self) -> list[_Hosted]:
-        return [hosted for hosted in self._hosted if hosted.name not in self.muted]
-
-    def _with_planes(self) -> list[_Hosted]:
-        return [hosted for hosted in self._live() if hosted.planes is not None]
 
     def _meet(self, hosted: _Hosted, session: Session) -> None:
         """Opens a session that names the proposer, or whose blocks the proposer has to fill."""

@@ -6,10 +6,10 @@ from torch import Tensor
 
 from verifier_service.engine.session import Session
 from verifier_service.engine.session_pool import SessionPool
-from verifier_service.proposers.planes.held_passes import HeldPasses, Seen
+from verifier_service.proposers.planes.held_passes import HeldPasses, Piece, Seen
 from verifier_service.proposers.planes.last_features import LastFeatures, RowsKept
 
-Show = Callable[[Seen, Tensor | None, int], None]
+Show = Callable[[Piece], None]
 
 
 class PlaneFilling:
@@ -18,8 +18,7 @@ class PlaneFilling:
     Args:
         sessions: all sessions of the worker.
         layers: number of layers whose hidden states a pass keeps.
-        show: shows rounds, and the hidden states of their rows, to the proposers with planes; with the number
-            of passes that they come from.
+        show: shows a piece to the proposers with planes.
     """
 
     def __init__(self, sessions: SessionPool, layers: int, show: Show) -> None:
@@ -40,31 +39,31 @@ class PlaneFilling:
             may_hold: whether no proposer with planes will draft, so that the pass may be shown later.
         """
         self._holds = may_hold
-        if not (may_hold and self._may_stay_held(ready)):
-            self.catch_up()
+        if may_hold and self._may_stay_held(ready) and len(self._last) <= len(self._sessions):
+            return
+        self.catch_up()
         self._last.keep_only({session.handle for session in self._sessions})
         for session in ready:
-            if self._held.end(session.handle) is None and not self._knows_last(session):
+            if not self._knows_last(session):
                 block = self._sessions.kv.block(session, session.cached - 1)
                 self._last.begin(session.handle, session.cached - 1, block)
 
     def saw(self, seen: Seen, features: Tensor | None) -> None:
         """Takes what a pass did."""
-        if not self._held.takes(seen):
-            self.catch_up()
         if self._holds and features is not None:
             self._held.add(seen, features)
             if self._held.is_full:
                 self.catch_up()
         else:
             self.catch_up()
-            self._fill(seen, features, 1)
+            self._fill(Piece(seen, features, 1))
 
     def catch_up(self) -> None:
         """Shows the passes that were held; nothing may read the planes before."""
         if self._held:
             held, self._held = self._held, HeldPasses()
-            self._fill(*held.merged(), held.passes)
+            for piece in held.pieces():
+                self._fill(piece)
 
     def feature(self, session: Session) -> Tensor | None:
         """Hidden states of the position before a session's last token; None: yet to be computed.
@@ -73,14 +72,19 @@ class PlaneFilling:
         """
         return None if session.uncomputed > 1 else self._last.at(session.handle, len(session.ids) - 2)
 
-    def _fill(self, seen: Seen, features: Tensor | None, passes: int) -> None:
+    def _fill(self, piece: Piece) -> None:
         # Copies that commits put off would overwrite what is written now.
         self._pool.settle()
         last = self._last
-        shown = [(session, one._replace(before=last.at(one.handle, one.first - 1))) for session, one in seen]
-        self._show(shown, features, passes)
-        if features is not None:
-            last.keep([RowsKept(one.handle, one.first, one.rows, one.runs) for _, one in seen], features)
+        seen = [
+            (session, shown._replace(before=last.at(shown.handle, shown.first - 1)))
+            for session, shown in piece.seen
+        ]
+        self._show(piece._replace(seen=seen))
+        if piece.features is not None:
+            last.keep(
+                [RowsKept(one.handle, one.first, one.rows, one.runs) for _, one in seen], piece.features
+            )
 
     def _may_stay_held(self, ready: Sequence[Session]) -> bool:
         """Whether what is held is of sessions that go on, and all that the others continue is known."""

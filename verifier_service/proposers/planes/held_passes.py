@@ -4,10 +4,13 @@ A proposer with planes has to fill the slots of every committed token, also whil
 slots of many passes are filled at once in little more time than those of one pass.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.lm.kv.blocks import BLOCK
@@ -22,8 +25,69 @@ MOST_ROWS = 128
 Seen = Sequence[tuple[Session, SeenRound]]
 
 
+class _Pass(NamedTuple):
+    seen: Seen
+    features: Tensor | NDArray[np.float32]
+    """Hidden states of the rows of all rounds, one after the other, [layers, rows, width]."""
+
+
+class Piece(NamedTuple):
+    """What one pass or several passes did, to be shown together."""
+
+    seen: Seen
+    features: Tensor | None
+    passes: int
+
+
+class HeldPasses:
+    """Passes in their order, with copies of their hidden states."""
+
+    def __init__(self) -> None:
+        self._passes: list[_Pass] = []
+        self._ends: dict[int, tuple[Session, int]] = {}
+        """Each session of which rows are held, and the position behind the last, by handle."""
+        self._rows = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._passes)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further pass should be held."""
+        return self._rows >= MOST_ROWS
+
+    def end(self, handle: int) -> int | None:
+        """Position behind a session's last held row; None: none is held."""
+        held = self._ends.get(handle)
+        return None if held is None else held[1]
+
+    def outlives(self, get: Callable[[int], Session | None]) -> bool:
+        """Whether rows are held of a session that has ended; `get` finds sessions by handle."""
+        return any(get(handle) is not session for handle, (session, _) in self._ends.items())
+
+    def add(self, seen: Seen, features: Tensor) -> None:
+        """Holds one more pass; copies the rows of its rounds of `features`, [layers, rows, width]."""
+        # Little is done here: right after a pass each step of Python or torch takes several times as long.
+        rows = [row for _, shown in seen for row in shown.rows]
+        if rows:
+            self._passes.append(_Pass(seen, _copied(features, rows)))
+            self._ends.update({one.handle: (session, one.first + len(one.rows)) for session, one in seen})
+            self._rows += len(rows)
+
+    def pieces(self) -> Iterator[Piece]:
+        """All that is held, in as few pieces as there can be."""
+        merging = _Merging()
+        for held in self._passes:
+            if not merging.takes(held.seen):
+                yield merging.piece()
+                merging = _Merging()
+            merging.add(held)
+        if merging.features:
+            yield merging.piece()
+
+
 @dataclass(slots=True)
-class _Held:
+class _Rounds:
     """Rounds of one session that follow each other."""
 
     session: Session
@@ -37,72 +101,54 @@ class _Held:
         return self.first + len(self.rows)
 
 
-class HeldPasses:
-    """Rounds of several passes, merged by session, with copies of their hidden states."""
+class _Merging:
+    """Merges passes by session."""
 
     def __init__(self) -> None:
-        self._held: dict[int, _Held] = {}
-        """By session handle."""
-        self._blocks: dict[int, int] = {}
-        """Handle of the session that has a held row in a block, by block."""
-        self._features: list[Tensor] = []
-        """Of each held pass."""
+        self.features: list[Tensor] = []
+        self._rounds: dict[int, _Rounds] = {}
+        self._holders: dict[int, int] = {}
+        """Handle of the session that has a row in a block, by block."""
         self._rows = 0
 
-    def __bool__(self) -> bool:
-        return bool(self._held)
-
-    @property
-    def passes(self) -> int:
-        """Number of held passes."""
-        return len(self._features)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether no further pass should be held."""
-        return self._rows >= MOST_ROWS
-
-    def end(self, handle: int) -> int | None:
-        """Position behind a session's last held row; None: none is held."""
-        held = self._held.get(handle)
-        return None if held is None else held.end
-
-    def outlives(self, get: Callable[[int], Session | None]) -> bool:
-        """Whether rows are held of a session that has ended; `get` finds sessions by handle."""
-        return any(get(handle) is not held.session for handle, held in self._held.items())
-
     def takes(self, seen: Seen) -> bool:
-        """Whether these rounds go on where the held ones end, in slots that no other session had before."""
+        """Whether a pass goes on where those before end, in slots that no other session had before."""
         for _, shown in seen:
-            if self.end(shown.handle) not in (None, shown.first):
+            before = self._rounds.get(shown.handle)
+            if before is not None and before.end != shown.first:
                 return False
-            if any(self._blocks.get(block, shown.handle) != shown.handle for block in _blocks(shown.runs)):
+            if any(self._holders.get(block, shown.handle) != shown.handle for block in _blocks(shown.runs)):
                 return False
         return True
 
-    @torch.inference_mode()
-    def add(self, seen: Seen, features: Tensor) -> None:
-        """Holds the rounds of one more pass; copies their rows of `features`, [layers, rows, width]."""
-        rows: list[int] = []
-        for session, shown in seen:
+    def add(self, held: _Pass) -> None:
+        """Adds a pass, which `takes` allows."""
+        for session, shown in held.seen:
             if not shown.rows:
                 continue
-            held = self._held.setdefault(shown.handle, _Held(session, shown.first))
-            held.rows += range(self._rows + len(rows), self._rows + len(rows) + len(shown.rows))
-            held.runs += shown.runs
-            self._blocks.update(dict.fromkeys(_blocks(shown.runs), shown.handle))
-            rows += shown.rows
-        if rows:
-            self._features.append(selected(features, rows))
-            self._rows += len(rows)
+            rounds = self._rounds.setdefault(shown.handle, _Rounds(session, shown.first))
+            rounds.rows += range(self._rows, self._rows + len(shown.rows))
+            rounds.runs += shown.runs
+            self._holders.update(dict.fromkeys(_blocks(shown.runs), shown.handle))
+            self._rows += len(shown.rows)
+        features = held.features
+        self.features.append(torch.from_numpy(features) if isinstance(features, np.ndarray) else features)
 
-    def merged(self) -> tuple[Seen, Tensor]:
-        """All that is held, at least one row: a round of each session, without its tokens, and the rows."""
+    def piece(self) -> Piece:
+        """A round of each session, without its tokens, and the rows of all."""
         seen = []
-        for handle, held in self._held.items():
-            rows, runs = tuple(held.rows), tuple(held.runs)
-            seen.append((held.session, SeenRound(handle, held.end, (), None, held.first, rows, runs)))
-        return seen, torch.cat(self._features, 1)
+        for handle, of in self._rounds.items():
+            shown = SeenRound(handle, of.end, (), None, of.first, tuple(of.rows), tuple(of.runs))
+            seen.append((of.session, shown))
+        return Piece(seen, torch.cat(self.features, 1), len(self.features))
+
+
+def _copied(features: Tensor, rows: list[int]) -> Tensor | NDArray[np.float32]:
+    if features.device.type == "cpu" and features.dtype is torch.float32:
+        copied: NDArray[np.float32] = features.numpy()[:, rows]
+        return copied
+    with torch.inference_mode():
+        return selected(features, rows)
 
 
 def _blocks(runs: Sequence[Run]) -> list[int]:

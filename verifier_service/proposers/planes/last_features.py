@@ -44,6 +44,10 @@ class LastFeatures:
         self._layers = layers
         self._last: dict[int, tuple[int, Tensor]] = {}
 
+    def __len__(self) -> int:
+        """Number of sessions."""
+        return len(self._last)
+
     def at(self, handle: int, position: int) -> Tensor | None:
         """Hidden states of a session's last computed position, [layers, width]; None: that is another."""
         known, features = self._last.get(handle, (-1, None))
