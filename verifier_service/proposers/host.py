@@ -31,7 +31,7 @@ from verifier_service.proposers.batched import (
     all_needs,
 )
 from verifier_service.proposers.planes.filling import PlaneFilling
-from verifier_service.proposers.planes.held_passes import Piece, Seen
+from verifier_service.proposers.planes.held_passes import Seen, ShownPasses
 from verifier_service.proposers.planes.proposer_planes import ProposerPlanes
 from verifier_service.proposers.price import ProposerPrice, ProposerPrices
 
@@ -259,7 +259,7 @@ class ProposerHost:
         """
         for hosted in self._live:
             if hosted.planes is None:
-                self._show(hosted, Piece(seen, features, 1))
+                self._show(hosted, ShownPasses(seen, features, 1))
         if self._filling is not None and self.has_planes:
             self._filling.saw(seen, features)
 
@@ -278,11 +278,11 @@ class ProposerHost:
         self._live_with_planes = [hosted for hosted in self._live if hosted.planes is not None]
         log.error("proposer muted: %s", peer_text(why), extra={"fields": {"source": name}})
 
-    def _show_planes(self, piece: Piece) -> None:
+    def _show_planes(self, piece: ShownPasses) -> None:
         for hosted in self._live_with_planes:
             self._show(hosted, piece)
 
-    def _show(self, hosted: _Hosted, piece: Piece) -> None:
+    def _show(self, hosted: _Hosted, piece: ShownPasses) -> None:
         if hosted.looks_away:
             return
         needs = hosted.proposer.needs

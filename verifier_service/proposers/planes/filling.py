@@ -6,10 +6,10 @@ from torch import Tensor
 
 from verifier_service.engine.session import Session
 from verifier_service.engine.session_pool import SessionPool
-from verifier_service.proposers.planes.held_passes import HeldPasses, Piece, Seen
+from verifier_service.proposers.planes.held_passes import HeldPasses, Seen, ShownPasses
 from verifier_service.proposers.planes.last_features import LastFeatures, RowsKept
 
-Show = Callable[[Piece], None]
+Show = Callable[[ShownPasses], None]
 
 
 class PlaneFilling:
@@ -56,7 +56,7 @@ class PlaneFilling:
                 self.catch_up()
         else:
             self.catch_up()
-            self._fill(Piece(seen, features, 1))
+            self._fill(ShownPasses(seen, features, 1))
 
     def catch_up(self) -> None:
         """Shows the passes that were held; nothing may read the planes before."""
@@ -72,7 +72,7 @@ class PlaneFilling:
         """
         return None if session.uncomputed > 1 else self._last.at(session.handle, len(session.ids) - 2)
 
-    def _fill(self, piece: Piece) -> None:
+    def _fill(self, piece: ShownPasses) -> None:
         # Copies that commits put off would overwrite what is written now.
         self._pool.settle()
         last = self._last

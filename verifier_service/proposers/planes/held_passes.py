@@ -31,7 +31,7 @@ class _Pass(NamedTuple):
     """Hidden states of the rows of all rounds, one after the other, [layers, rows, width]."""
 
 
-class Piece(NamedTuple):
+class ShownPasses(NamedTuple):
     """What one pass or several passes did, to be shown together."""
 
     seen: Seen
@@ -74,7 +74,7 @@ class HeldPasses:
             self._ends.update({one.handle: (session, one.first + len(one.rows)) for session, one in seen})
             self._rows += len(rows)
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[ShownPasses]:
         """All that is held, in as few pieces as there can be."""
         merging = _Merging()
         for held in self._passes:
@@ -134,13 +134,13 @@ class _Merging:
         features = held.features
         self.features.append(torch.from_numpy(features) if isinstance(features, np.ndarray) else features)
 
-    def piece(self) -> Piece:
+    def piece(self) -> ShownPasses:
         """A round of each session, without its tokens, and the rows of all."""
         seen = []
         for handle, of in self._rounds.items():
             shown = SeenRound(handle, of.end, (), None, of.first, tuple(of.rows), tuple(of.runs))
             seen.append((of.session, shown))
-        return Piece(seen, torch.cat(self.features, 1), len(self.features))
+        return ShownPasses(seen, torch.cat(self.features, 1), len(self.features))
 
 
 def _copied(features: Tensor, rows: list[int]) -> Tensor | NDArray[np.float32]:
