@@ -194,12 +194,13 @@ class SessionSources:
     @property
     def tops(self) -> int:
         """Number of the target's likeliest ids that some source wants now; 0: none asks, or all rest."""
-        if not self._tops:
+        if not any(self._tops.values()):
             return 0
+        resting = self.resting
         wanted = [
             tops
             for source_index, tops in self._tops.items()
-            if self.listens_to(source_index) and source_index not in self.resting
+            if source_index not in resting and self.listens_to(source_index)
         ]
         return max(wanted, default=0)
 
