@@ -5,7 +5,7 @@ from what the target said, and read the target's hidden states. Its time is the 
 by level, and the engine stops it where a deeper level is not worth its time (`price.py`).
 
 A proposer with a layer of attention of its own keeps keys and values in planes of the target's pool
-(`planes.py`). Slot i of a session holds what the layer computes of the pair (hidden state of position i - 1,
+(`planes/`). Slot i of a session holds what the layer computes of the pair (hidden state of position i - 1,
 token i). That depends on tokens up to i alone, as the block does: so blocks stay shareable.
 """
 
@@ -37,8 +37,9 @@ class ProposerNeeds:
     """Whether passes that only read a part of a prompt are shown as well."""
     planes: tuple[tuple[int, int], ...] = ()
     """(heads, width) of each plane that the proposer wants in the target's pool: two for each layer of
-    attention, its keys and its values. A proposer with planes needs `layers`; it is shown prompts as well,
-    and the passes of all sessions of the worker, since any session may begin with another's blocks."""
+    attention, its keys and its values. A proposer with planes needs `layers` and no `tops`; it is shown
+    prompts as well, and the passes of all sessions of the worker, since any session may begin with another's
+    blocks. While it rests, several passes are shown as one: a round has the rows of all, and no tokens."""
     scout_ids: int = 0
     """Number of ids behind the vocabulary that its scouts may have; see `PackedLM.add_embeddings`."""
 
@@ -147,7 +148,8 @@ class BatchedProposer(Protocol):
     def saw(self, seen: SeenPass) -> None:
         """A pass was committed; called once per pass that had a session of this proposer.
 
-        A proposer without planes misses the passes of its rests, but for the last ones.
+        A proposer without planes misses the passes of its rests, but for the last ones. One with planes is
+        shown several passes of its rests as one.
         """
 
     def draft(self, asks: Sequence[DraftAsk]) -> Iterator[Sequence[DraftLevel | None]]:

@@ -186,8 +186,7 @@ class ProposerHost:
     def attend(self, ready: Sequence[Session]) -> None:
         """Tells the proposers which sessions have begun and which are over."""
         if self._filling is not None and self.has_planes:
-            greedy = all(session.greedy for session in ready)
-            self._filling.begin(ready, all(hosted.prices.rests(greedy) for hosted in self._live_with_planes))
+            self._filling.begin(ready, all(self._rests(hosted, ready) for hosted in self._live_with_planes))
         live = self._live
         for hosted in live:
             hosted.looks_away = hosted.planes is None and hosted.prices.rest_left > WARM_STEPS
@@ -209,6 +208,11 @@ class ProposerHost:
                 for session in ready:
                     self._meet(hosted, session)
 
+    def _rests(self, hosted: _Hosted, ready: Sequence[Session]) -> bool:
+        """Whether the proposer will not draft for these sessions, as far as is known before the plan."""
+        naming = [session for session in ready if hosted.name in session.sources.batched]
+        return not naming or hosted.prices.rests(all(session.greedy for session in naming))
+
     def draft(self, ready: Sequence[Session], expected: StepYield) -> None:
         """Has the proposers draft for sessions whose next pass commits.
 
@@ -226,8 +230,13 @@ class ProposerHost:
             elif sessions := [hosted.name in session.sources.batched for session in ready].count(True):
                 price.begins(sessions, expected.tokens_per_ms)
                 self._step.append((price, sessions, False))
-        if self._filling is not None and any(hosted.planes is not None for hosted, _ in awake):
-            self._filling.catch_up()
+        if self._filling is not None and any(
+            hosted.planes is not None and hosted.name in session.sources.batched
+            for hosted, _ in awake
+            for session in ready
+        ):
+            self._filling.catch_up()  # which may mute a proposer
+            awake = [(hosted, price) for hosted, price in awake if hosted.name not in self.muted]
         # What a proposer adds to the drafts of those before it is its gain: the cheapest drafts come first.
         for hosted, price in sorted(awake, key=lambda each: -each[1].gain_per_ms(len(ready))):
             asked = [
@@ -276,6 +285,9 @@ class ProposerHost:
         self.muted[name] = why
         self._live = [hosted for hosted in self._live if hosted.name != name]
         self._live_with_planes = [hosted for hosted in self._live if hosted.planes is not None]
+        if self._filling is not None and not self._live_with_planes:
+            self._filling.close()
+            self._filling = None
         log.error("proposer muted: %s", peer_text(why), extra={"fields": {"source": name}})
 
     def _show_planes(self, piece: ShownPasses) -> None:
@@ -385,6 +397,8 @@ def _with_planes(proposers: Mapping[str, BatchedProposer], pool: SlotPool) -> li
     if not wanted:
         return [_Hosted(name, proposer, None) for name, proposer in proposers.items()]
     first = len(pool.layout.planes) - pool.layout.guests
+    if with_both := [name for name, each in proposers.items() if each.needs.planes and each.needs.tops]:
+        raise ValueError(f"proposer {with_both[0]!r} needs planes and tops; one with planes gets no tops")
     if tuple(wanted) != pool.layout.planes[first:]:
         raise ValueError(f"the target was loaded without room for the planes {wanted} of its proposers")
     hosted = []

@@ -2,9 +2,9 @@
 
 A beat wakes every reader that has news, and so does a new cursor. A reader then collects what lies
 between each of its cursors and the committed length into one message, and collects again only when the stream
-has taken that message. A reader without news gets at most one beat, or one notice, per QUIET_S, and half as
-many where there are many readers: a message costs the event loop 0.1 to 0.2 ms, and a peer may hold many
-streams.
+has taken that message. A reader without news gets at most one beat, or one notice, per `quiet_s`, which grows
+from QUIET_S to MOST_QUIET_S with the number of readers: a message costs the event loop 0.1 to 0.2 ms, and a
+peer may hold many streams.
 """
 
 import asyncio
@@ -45,10 +45,10 @@ MOST_UNSENT = 16_384
 """The most sessions of one stream that cannot be read and of which the peer has not been told yet."""
 QUIET_S = 0.05
 """Seconds between two messages of a stream that has no tokens and no end of a session to tell of."""
-MOST_QUIET_S = 0.1
-"""The same where there are many readers, as much as an idle engine's beats are apart."""
+MOST_QUIET_S = 0.08
+"""The most seconds between two such messages; an idle engine's beats are further apart, so each goes out."""
 QUIET_READER_S = 0.005
-"""What each reader adds to this time, in seconds."""
+"""Least seconds between two such messages for each reader that there is."""
 LONG_US = 100_000
 """A step that is expected to take longer than this, in microseconds, is announced to every reader at once:
 readers judge by what they were told whether the verifier stalls."""

@@ -3,6 +3,7 @@
 import random
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -303,6 +304,13 @@ def test_a_head_that_dies_leaves_ids_and_prefixes_as_they_are() -> None:
         assert decoding.driver.generated(session) == decoding.answers[prompt]
     assert "a head died" in decoding.driver.core.proposers.muted["bigram"]
     assert decoding.driver.core.kv.prefixes.counts.hit == len(PROMPT)
+
+
+def test_a_proposer_with_planes_that_also_wants_tops_is_refused() -> None:
+    head = AttentionHead(LAYER)
+    head.needs = replace(AttentionHead.needs, tops=2)
+    with pytest.raises(ValueError, match="'bigram' needs planes and tops"):
+        CoreDriver(target(), {"bigram": head})
 
 
 def test_a_target_without_room_for_the_planes_is_refused() -> None:

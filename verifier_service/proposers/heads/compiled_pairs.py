@@ -1,4 +1,4 @@
-"""Passes of a head of one layer by the compiled kernel, which writes pairs without delay and ranks levels."""
+"""Passes of a head of one layer by the compiled kernel, which writes pairs and ranks levels."""
 
 from array import array
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Drafts with a head of one decoder layer: EAGLE's, with EAGLE-2's tree, EAGLE-3's, and MTP modules.
 
-The pairs of committed tokens lie in planes of the target's pool as keys and values (`planes.py`); slot 0 has
-no pair, since no hidden state precedes it. The pairs of drafted tokens live as long as the draft.
+The pairs of committed tokens lie in planes of the target's pool as keys and values (`proposers/planes/`).
+Slot 0 has no pair, since no hidden state precedes it. The pairs of drafted tokens live as long as the draft.
 """
 
 import weakref

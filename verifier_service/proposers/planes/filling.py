@@ -36,7 +36,7 @@ class PlaneFilling:
         Call this before the proposers forget ended sessions.
 
         Args:
-            may_hold: whether no proposer with planes will draft, so that the pass may be shown later.
+            may_hold: whether no proposer with planes is expected to draft: the pass may be shown later.
         """
         self._holds = may_hold
         if may_hold and self._may_stay_held(ready) and len(self._last) <= len(self._sessions):
@@ -50,10 +50,11 @@ class PlaneFilling:
 
     def saw(self, seen: Seen, features: Tensor | None) -> None:
         """Takes what a pass did."""
-        if self._holds and features is not None:
+        rows = sum(len(shown.rows) for _, shown in seen)
+        if not self._held.has_room(rows):
+            self.catch_up()
+        if self._holds and features is not None and self._held.has_room(rows):
             self._held.add(seen, features)
-            if self._held.is_full:
-                self.catch_up()
         else:
             self.catch_up()
             self._fill(ShownPasses(seen, features, 1))
@@ -64,6 +65,12 @@ class PlaneFilling:
             held, self._held = self._held, HeldPasses()
             for piece in held.pieces():
                 self._fill(piece)
+
+    def close(self) -> None:
+        """Forgets everything: no proposer with planes is left."""
+        self._pool.sharing = lambda: None
+        self._held = HeldPasses()
+        self._last.keep_only(())
 
     def feature(self, session: Session) -> Tensor | None:
         """Hidden states of the position before a session's last token; None: yet to be computed.
@@ -88,7 +95,7 @@ class PlaneFilling:
 
     def _may_stay_held(self, ready: Sequence[Session]) -> bool:
         """Whether what is held is of sessions that go on, and all that the others continue is known."""
-        if self._held.outlives(self._sessions.get):
+        if self._held.has_ended_sessions(self._sessions.get):
             return False
         for session in ready:
             end = self._held.end(session.handle)

@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.lm.kv.blocks import BLOCK
 from outrider.lm.kv.pool import Run
 from verifier_service.engine.session import Session
 from verifier_service.proposers.batched import SeenRound
 from verifier_service.proposers.planes.last_features import selected
+from verifier_service.proposers.planes.proposer_planes import slots_of_runs
 
 MOST_ROWS = 128
 """Rows that are held at most; a call for more would keep the engine waiting."""
@@ -51,17 +51,16 @@ class HeldPasses:
     def __bool__(self) -> bool:
         return bool(self._passes)
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no further pass should be held."""
-        return self._rows >= MOST_ROWS
+    def has_room(self, rows: int) -> bool:
+        """Whether a pass of this many rows may be held as well."""
+        return self._rows + rows <= MOST_ROWS
 
     def end(self, handle: int) -> int | None:
         """Position behind a session's last held row; None: none is held."""
         held = self._ends.get(handle)
         return None if held is None else held[1]
 
-    def outlives(self, get: Callable[[int], Session | None]) -> bool:
+    def has_ended_sessions(self, get: Callable[[int], Session | None]) -> bool:
         """Whether rows are held of a session that has ended; `get` finds sessions by handle."""
         return any(get(handle) is not session for handle, (session, _) in self._ends.items())
 
@@ -107,17 +106,20 @@ class _Merging:
     def __init__(self) -> None:
         self.features: list[Tensor] = []
         self._rounds: dict[int, _Rounds] = {}
-        self._holders: dict[int, int] = {}
-        """Handle of the session that has a row in a block, by block."""
+        self._slots: set[int] = set()
+        """Slots that get a row."""
         self._rows = 0
 
     def takes(self, seen: Seen) -> bool:
-        """Whether a pass goes on where those before end, in slots that no other session had before."""
+        """Whether a pass continues each session where the piece ends, in slots that get no row so far.
+
+        A session that gave its blocks up may get one of them again, for the same positions or for others.
+        """
         for _, shown in seen:
             before = self._rounds.get(shown.handle)
             if before is not None and before.end != shown.first:
                 return False
-            if any(self._holders.get(block, shown.handle) != shown.handle for block in _blocks(shown.runs)):
+            if not self._slots.isdisjoint(slots_of_runs(shown.runs)):
                 return False
         return True
 
@@ -129,7 +131,7 @@ class _Merging:
             rounds = self._rounds.setdefault(shown.handle, _Rounds(session, shown.first))
             rounds.rows += range(self._rows, self._rows + len(shown.rows))
             rounds.runs += shown.runs
-            self._holders.update(dict.fromkeys(_blocks(shown.runs), shown.handle))
+            self._slots.update(slots_of_runs(shown.runs))
             self._rows += len(shown.rows)
         features = held.features
         self.features.append(torch.from_numpy(features) if isinstance(features, np.ndarray) else features)
@@ -137,9 +139,10 @@ class _Merging:
     def piece(self) -> ShownPasses:
         """A round of each session, without its tokens, and the rows of all."""
         seen = []
-        for handle, of in self._rounds.items():
-            shown = SeenRound(handle, of.end, (), None, of.first, tuple(of.rows), tuple(of.runs))
-            seen.append((of.session, shown))
+        for handle, rounds in self._rounds.items():
+            rows, runs = tuple(rounds.rows), tuple(rounds.runs)
+            shown = SeenRound(handle, rounds.end, (), None, rounds.first, rows, runs)
+            seen.append((rounds.session, shown))
         return ShownPasses(seen, torch.cat(self.features, 1), len(self.features))
 
 
@@ -149,7 +152,3 @@ def _copied(features: Tensor, rows: list[int]) -> Tensor | NDArray[np.float32]:
         return copied
     with torch.inference_mode():
         return selected(features, rows)
-
-
-def _blocks(runs: Sequence[Run]) -> list[int]:
-    return [block for low, high in runs for block in range(low // BLOCK, (high - 1) // BLOCK + 1)]
