@@ -185,7 +185,7 @@ class ProposerHost:
 
     def attend(self, ready: Sequence[Session]) -> None:
         """Tells the proposers which sessions have begun and which are over."""
-        if self._filling is not None and self.has_planes:
+        if self._filling is not None:
             self._filling.begin(ready, all(self._rests(hosted, ready) for hosted in self._live_with_planes))
         live = self._live
         for hosted in live:
@@ -269,7 +269,7 @@ class ProposerHost:
         for hosted in self._live:
             if hosted.planes is None:
                 self._show(hosted, ShownPasses(seen, features, 1))
-        if self._filling is not None and self.has_planes:
+        if self._filling is not None:
             self._filling.saw(seen, features)
 
     def stepped(self, tokens: int, ms: float) -> None:

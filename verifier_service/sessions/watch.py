@@ -37,8 +37,8 @@ MOST_ADDED = 2 * BATCH_ENTRIES
 """The most cursors that one request may add: four times what an orchestrator sends in one."""
 MOST_DROPPED = 4 * BATCH_ENTRIES
 """The most cursors that one request may drop, likewise."""
-ALL_SHARE = 0.05
-"""Lasting share of the event loop's time for reading the requests of all streams: honest peers send few."""
+WATCH_SHARE = 0.05
+"""Lasting share of the event loop's time for reading requests of Watch streams: honest peers send few."""
 CHANGES_AT_ONCE = 128
 """Cursors that are added or dropped between two pauses: some 2 ms."""
 MOST_UNSENT = 16_384
@@ -265,7 +265,7 @@ class WatchReaders:
     def __init__(self, table: SessionTable) -> None:
         self.table = table
         """The sessions that can be read."""
-        self.account = CommonSavings(ALL_SHARE)
+        self.account = CommonSavings(WATCH_SHARE)
         """What reading the requests of all readers draws on."""
         self.beat = verifier_pb2.Beat()
         """The engine's latest beat."""

@@ -5,7 +5,7 @@ which fills with the clock; a stream that has overdrawn its account is read agai
 Meanwhile gRPC's flow control makes the peer wait. Streams that are overdrawn at once share what one may take,
 however many a peer has opened. Beyond a bare share of its own, each stream draws on one account of all
 streams, so that many streams below their shares do not take the loop together. The bare share shrinks where
-many streams send at once.
+many streams send at once. A method's streams may have a common account of their own (`draw_on`).
 """
 
 import asyncio
@@ -32,7 +32,7 @@ ALL_BURST_S = 0.03
 BARE_SHARE = 0.005
 """The largest share that every stream has to itself, whatever others spend: some 50 messages a second."""
 ALL_BARE_SHARE = 0.05
-"""The sum of these shares: where more than 10 streams send at once, each has its part of this sum."""
+"""The sum of these shares by account: where more than 10 streams send at once, each has its part."""
 RECENT_S = 1.0
 """How long a stream counts as one that sends, in seconds, up to twice as long."""
 BARE_BURST_S = 0.002

@@ -12,8 +12,9 @@ from ngram_lm import NgramLM
 
 from outrider.v1 import common_pb2, verifier_pb2
 from outrider.wire.codec import SessionKey
+from verifier_service.server import _BEAT_S
 from verifier_service.sessions.table import SessionTable
-from verifier_service.sessions.watch import LONG_US, QUIET_S, WatchReaders
+from verifier_service.sessions.watch import LONG_US, MOST_QUIET_S, QUIET_S, WATCH_SHARE, WatchReaders
 
 ERROR = common_pb2.FINISH_REASON_ERROR
 
@@ -184,6 +185,29 @@ async def test_a_long_step_is_announced_at_once_to_a_reader_without_news() -> No
     assert not following.done()
     readers.announce(step=2, expected_us=LONG_US + 1)
     assert (await asyncio.wait_for(following, 60)).beat.step == 2
+
+
+def test_beats_without_news_come_less_often_to_many_readers_and_every_idle_beat_goes_out() -> None:
+    readers = WatchReaders(SessionTable())
+    quiet_s = []
+    for _ in range(200):
+        readers.open()
+        quiet_s.append(readers.quiet_s)
+    assert quiet_s[9] == QUIET_S < quiet_s[11] < quiet_s[-1] == MOST_QUIET_S
+    assert MOST_QUIET_S < _BEAT_S
+
+
+async def test_requests_of_watch_streams_draw_on_an_account_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with serving(NgramLM()) as verifier:
+        account, spent = verifier.server._readers.account, list[float]()
+        assert account.share == WATCH_SHARE
+        monkeypatch.setattr(account, "spend", lambda most_s, now: (spent.append(now), most_s)[1])
+        call = verifier.stub.Watch()
+        for alias in range(3):
+            await call.write(verifier_pb2.WatchRequest(add=[cursor(verifier.request([1]), 1, alias=alias)]))
+        await eventually(lambda: len(spent) == 3)
 
 
 async def test_many_cursors_on_unknown_sessions_are_answered_in_few_messages() -> None:

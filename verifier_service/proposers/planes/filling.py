@@ -18,13 +18,13 @@ class PlaneFilling:
     Args:
         sessions: all sessions of the worker.
         layers: number of layers whose hidden states a pass keeps.
-        show: shows a piece to the proposers with planes.
+        show: shows one pass, or several in one piece, to the proposers with planes.
     """
 
     def __init__(self, sessions: SessionPool, layers: int, show: Show) -> None:
         self._sessions = sessions
         self._pool = sessions.kv.pool
-        self._pool.sharing = self.catch_up  # what is copied has to be filled
+        self._pool.copying_blocks = self.catch_up  # what is copied has to be filled
         self._last = LastFeatures(self._pool, layers)
         self._show = show
         self._held = HeldPasses()
@@ -68,7 +68,7 @@ class PlaneFilling:
 
     def close(self) -> None:
         """Forgets everything: no proposer with planes is left."""
-        self._pool.sharing = lambda: None
+        self._pool.copying_blocks = lambda: None
         self._held = HeldPasses()
         self._last.keep_only(())
 
