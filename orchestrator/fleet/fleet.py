@@ -204,6 +204,11 @@ class Fleet:
         found = rank_verifiers([self._info(link) for link in links], model, preferred, near, numerics)
         return [self.verifiers[info.address] for info in found]
 
+    def open_verifiers(self, model: str) -> int:
+        """How many verifiers can open a session of this model now."""
+        links = (link for link in self._verifiers.staying if self._serves(link, model, None))
+        return sum(link.reachable and not self.draining(link.address) for link in links)
+
     def most_sessions(self, model: str) -> int:
         """How many sessions all verifiers of this model can have open together."""
         return sum(link.capacity for link in self._verifiers.staying if self._serves(link, model, None))

@@ -8,8 +8,8 @@ of their arrival. A tenant that is alone never waits. Pure: callers bring what t
 from collections import Counter, deque
 from collections.abc import Callable
 
-AT_ONCE = 16
-"""Choices of one tenant that may begin at once beside other tenants' requests."""
+AT_ONCE = 4
+"""Choices of one tenant that may begin at once, for each verifier, beside other tenants' requests."""
 
 
 class Turn:
@@ -33,9 +33,15 @@ class Turn:
 
 
 class OpeningTurns:
-    """The turns of all requests for one model that this orchestrator answers."""
+    """The turns of all requests for one model that this orchestrator answers.
 
-    def __init__(self, at_once: int = AT_ONCE) -> None:
+    Args:
+        verifiers: how many verifiers could open a request now.
+        at_once: choices of one tenant that may begin at once for each of them.
+    """
+
+    def __init__(self, verifiers: Callable[[], int], at_once: int = AT_ONCE) -> None:
+        self._verifiers = verifiers
         self._at_once = at_once
         self._here: Counter[str] = Counter()
         """Requests by tenant, those that wait included."""
@@ -79,7 +85,9 @@ class OpeningTurns:
 
     def _may(self, turn: Turn) -> bool:
         opening = self._opening[turn.tenant]
-        return len(self._here) < 2 or not opening or opening + turn.choices <= self._at_once
+        if len(self._here) < 2 or not opening:
+            return True
+        return opening + turn.choices <= self._at_once * max(1, self._verifiers())
 
 
 def _take(counts: Counter[str], tenant: str, count: int) -> None:

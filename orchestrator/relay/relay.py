@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 
@@ -49,7 +48,7 @@ class Relay:
         self._edge = edge
         self._running: dict[SessionKey, RequestState] = {}
         self._mover = SourceMover()
-        self._turns: defaultdict[str, OpeningTurns] = defaultdict(OpeningTurns)
+        self._turns: dict[str, OpeningTurns] = {}
         """By the model's name: what holds one model's requests up is no reason to wait at another."""
 
     def start(self) -> None:
@@ -72,7 +71,7 @@ class Relay:
         relayed = RelayedRequest(self._fleet, opener, self._ledger, deadline, request, target, sources, state)
         self._mover.add(relayed)
         come = asyncio.Event()
-        turn = self._turns[target.name].enter(request.key.tenant, request.choices, come.set)
+        turn = self._turns_of(target.name).enter(request.key.tenant, request.choices, come.set)
         known: Whereabouts | None = None
         try:
             known = await self._begun(come, opener, state, deadline, request, target.name)
@@ -114,6 +113,11 @@ class Relay:
         """Give every client this error in place of all further tokens."""
         for state in self._running.values():
             state.end(error)
+
+    def _turns_of(self, model: str) -> OpeningTurns:
+        if model not in self._turns:
+            self._turns[model] = OpeningTurns(lambda: self._fleet.open_verifiers(model))
+        return self._turns[model]
 
     async def _begun(
         self,

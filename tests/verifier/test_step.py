@@ -28,7 +28,7 @@ def test_a_prefill_that_finds_no_room_sits_out() -> None:
 
 def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     assert schedule_rows([600, 20], [0, 0], chunk=512) == [492, 20]
-    assert schedule_rows([600, 300, 100], [0, 0, 0], chunk=512) == [256, 156, 100]
+    assert schedule_rows([600, 300, 100], [0, 0, 0], chunk=512) == [128, 284, 100]
     assert schedule_rows([2, 1, 600], [0, 3, 0], chunk=64) == [2, 1, 58]
 
 
@@ -36,8 +36,9 @@ def test_prompts_of_about_the_same_length_are_read_one_after_another() -> None:
     assert schedule_rows([600, 590, 301], [0, 0, 0], chunk=512) == [512, 0, 0]
 
 
-def test_the_first_prompt_keeps_half_of_the_rows_however_many_short_ones_come() -> None:
-    assert schedule_rows([600, *[10] * 100], [0] * 101, chunk=64)[0] == 32
+def test_the_first_prompt_keeps_a_quarter_of_the_rows_however_many_short_ones_come() -> None:
+    assert schedule_rows([600, *[10] * 100], [0] * 101, chunk=64)[0] == 16
+    assert schedule_rows([600, *[10] * 100], [0] * 101, chunk=1) == [1, *[0] * 100]
 
 
 def test_tenants_take_turns_among_the_short_prompts() -> None:
@@ -64,7 +65,7 @@ def test_rows_are_bounded_and_somebody_always_moves(sessions: list[tuple[int, in
     assert given <= chunk
     assert sum(sizes) > 0
     for size, rows in prompts[:1]:
-        assert size >= min(rows, (given + 1) // 2), "the prompt that came first never starves"
+        assert size >= min(rows, max(1, given // 4)), "the prompt that came first never starves"
 
 
 def test_a_prompt_by_itself_takes_the_whole_chunk_where_its_step_is_short_or_smaller_ones_cost_more() -> None:

@@ -168,6 +168,8 @@ class Round(NamedTuple):
 
 # Prefills keep this part (1 / n) of a step's rows however many sessions decode, so that none starves.
 _PREFILL_FLOOR = 4
+_FIRST_FLOOR = 4
+"""The first prompt keeps this part (1 / n) of the prompts' rows however many shorter ones there are."""
 _PIECE = 16
 """Chunks are multiples of this many rows."""
 # A step may take this many times as long as its decoding alone. Where decoding alone is long, a prompt would
@@ -208,8 +210,8 @@ def schedule_rows(
 
     A session with one uncomputed id decodes and is always in. The others prefill and share what decoding
     leaves of `chunk` rows, and at least a quarter of `chunk`: first come first served, but prompts with at
-    most half as much left as the first one get up to half of the rows, so that no short prompt waits for a
-    long one. Two prompts of about the same length gain nothing from taking turns: both would come later.
+    most half as much left as the first one get up to three quarters of the rows, so that no short prompt
+    waits for a long one. Prompts of about the same length gain nothing from turns: each would come later.
 
     Args:
         uncomputed: committed ids that the target has not computed, at least 1; sessions in order of arrival.
@@ -221,7 +223,7 @@ def schedule_rows(
     sizes = [int(rows == 1) for rows in uncomputed]
     prompts = [at for at, rows in enumerate(uncomputed) if rows > 1]
     shorter = [at for at in prompts if 2 * uncomputed[at] <= uncomputed[prompts[0]]]
-    share = left // 2
+    share = left - max(1, left // _FIRST_FLOOR)
     for at in _in_turns(shorter, uncomputed, tenants):
         sizes[at] = min(uncomputed[at], share)
         share -= sizes[at]

@@ -16,7 +16,8 @@ class Begun:
     """Enters requests, and records which of them have begun."""
 
     def __init__(self, at_once: int) -> None:
-        self.turns = OpeningTurns(at_once)
+        self.verifiers = 1
+        self.turns = OpeningTurns(lambda: self.verifiers, at_once)
         self.begun: list[str] = []
 
     def enter(self, tenant: str, name: str, choices: int = 1) -> Turn:
@@ -43,6 +44,21 @@ def test_beside_another_tenant_a_burst_begins_a_few_at_a_time_in_its_order() -> 
     burst[1].leave()
     assert at.begun == ["quiet", "0", "1", "2", "3"]
     assert quiet.opening
+
+
+def test_the_more_verifiers_there_are_the_more_requests_begin_at_a_time() -> None:
+    at = Begun(2)
+    at.verifiers = 3
+    at.enter("b", "quiet")
+    burst = [at.enter("a", str(number)) for number in range(9)]
+    assert at.begun == ["quiet", *map(str, range(6))]
+    at.verifiers = 0
+    for turn in burst[:4]:
+        turn.opened()
+    assert len(at.begun) == 7, "two of them are opening, as beside one verifier"
+    for turn in burst[4:6]:
+        turn.opened()
+    assert len(at.begun) == 9
 
 
 def test_the_other_tenant_begins_at_once_amid_the_burst() -> None:
