@@ -11,7 +11,7 @@ PREVIOUS ?= HEAD
 # One thread per process: processes that each compute on all cores stall one another.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help run test test-slow kernel-check gpu-proof lint proto proto-check bench simulate chaos chaos-check upgrade-check fuzz fuzz-check dist wheels docs clean
+.PHONY: help run test test-slow test-long kernel-check gpu-proof lint proto proto-check bench simulate chaos chaos-check upgrade-check fuzz fuzz-check dist wheels docs clean
 
 help: ## What there is to make
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | expand -t 14
@@ -21,11 +21,15 @@ run: ## Serve the embedded pair and complete held-out prompts; exits non-zero un
 
 test: ## The tests, but those that take long
 	@scripts/setup test
-	.venv/bin/python -m pytest -n 3 --dist worksteal --durations 40 -m "not slow and not fuzz" $(PYTEST_ARGS)
+	.venv/bin/python -m pytest -n 3 --dist worksteal --durations 40 -m "not slow and not long and not fuzz" $(PYTEST_ARGS)
 
 test-slow: ## Those that take long: more than five seconds each
 	@scripts/setup test
 	.venv/bin/python -m pytest -n 2 --dist worksteal --durations 40 -m slow $(PYTEST_ARGS)
+
+test-long: ## Benchmarks run small, and a thousand simulated scenarios: about a minute each
+	@scripts/setup test
+	.venv/bin/python -m pytest -n 2 --dist worksteal --durations 40 -m long $(PYTEST_ARGS)
 
 kernel-check: ## The GPU kernel's tests on the CPU, in Triton's interpreter
 	@scripts/kernel-check
@@ -57,9 +61,9 @@ chaos: ## Ten minutes of killing, freezing and slowing every service; status 1 u
 	@scripts/setup run
 	.venv/bin/outrider bench chaos --json --check --seconds 600 $(CHAOS_ARGS)
 
-chaos-check: ## The same for two minutes
+chaos-check: ## The same for a minute
 	@scripts/setup run
-	.venv/bin/outrider bench chaos --json --check --seconds 120 $(CHAOS_ARGS)
+	.venv/bin/outrider bench chaos --json --check --seconds 60 $(CHAOS_ARGS)
 
 upgrade-check: ## Every process to this checkout and back beside the previous release: make upgrade-check PREVIOUS=REVISION
 	@scripts/setup run

@@ -162,7 +162,7 @@ def _check(parser: argparse.ArgumentParser, settings: argparse.Namespace) -> Non
 
 
 def main() -> None:
-    """Measures all endpoints and prints the result."""
+    """Measures all endpoints and prints the result; ends with status 1 where an endpoint failed."""
     settings = parse()
     started = time.perf_counter()
     given = settings_of(settings, "resume", "key", "keys", "endpoint")
@@ -173,6 +173,8 @@ def main() -> None:
     comparison = Comparison(settings, ResumeFile(settings.resume, given))
     asyncio.run(comparison.measure())
     print_result("compare", given, started, comparison.fields(), settings.plot)
+    if comparison.failed:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

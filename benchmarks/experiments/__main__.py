@@ -76,7 +76,10 @@ def measured(experiment: Experiment, pair: ModelPair, kept: ResumeFile, seconds:
 def parse() -> argparse.Namespace:
     """Parses the flags."""
     parser = command_line("experiments", __doc__, is_curve=True)
-    parser.add_argument("experiment", choices=EXPERIMENTS, help="which question")
+    questions = "; ".join(f"{each.name}: {each.question}" for each in EXPERIMENTS.values())
+    parser.add_argument(
+        "experiment", choices=EXPERIMENTS, metavar="EXPERIMENT", help=f"which question. {questions}"
+    )
     add_pair(parser)
     parser.add_argument("--prompts", type=int, default=8, help="held-out prompts, at most 24")
     parser.add_argument("--tokens", type=int, default=64, help="tokens that the target writes for each")

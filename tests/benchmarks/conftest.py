@@ -30,10 +30,10 @@ def schema_of() -> Bench:
 def bench(schema_of: Bench) -> Bench:
     """Runs `outrider bench NAME --json FLAG...` and returns its last line, checked against the schema."""
 
-    def run(name: str, *flags: str, timeout_s: float = 280) -> dict[str, Any]:
+    def run(name: str, *flags: str, timeout_s: float = 280, status: int = 0) -> dict[str, Any]:
         command = [sys.executable, "-m", "outrider.cli", "bench", name, "--json", *flags]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s)
-        assert done.returncode == 0, done.stderr + done.stdout[-4000:]
+        assert done.returncode == status, done.stderr + done.stdout[-4000:]
         result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         jsonschema.validate(result, schema_of(name))
         return result

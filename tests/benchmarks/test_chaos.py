@@ -31,7 +31,7 @@ def bench(*flags: str) -> "subprocess.Popen[str]":
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(630)
 def test_a_short_run_harms_many_and_no_stream_notices() -> None:
     with bench("--check", *SMALL) as running:

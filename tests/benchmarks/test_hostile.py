@@ -18,7 +18,7 @@ QUIET = [Message("http", "gap", 9.0, 0.5), Message("grpc", "gap", 9.5, 0.2)]
 ATTACKED = [Message("http", "gap", 12.0, 2.5), Message("grpc", "first", 11.0, 0.4)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(630)
 def test_the_hostile_benchmark_prints_what_its_schema_says(bench: Callable[..., dict[str, Any]]) -> None:
     small = ["--classes", "http encodings|lying sources", "--repeats", "1", "--quiet-s", "1"]

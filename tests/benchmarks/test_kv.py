@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("passes", ["eager", "compiled"])
+@pytest.mark.parametrize(
+    "passes",
+    [pytest.param("eager", marks=pytest.mark.slow), pytest.param("compiled", marks=pytest.mark.long)],
+)
 def test_int8_takes_less_than_a_third_of_the_memory_and_drafts_change_no_id(
     bench: Callable[..., dict[str, Any]], passes: str
 ) -> None:

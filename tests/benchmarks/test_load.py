@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(630)
 def test_the_load_benchmark_prints_what_its_schema_says(bench: Callable[..., dict[str, Any]]) -> None:
     small = ["--concurrency", "1,2", "--tokens", "8", "--repeats", "1", "--long-prompt", "200"]

@@ -212,7 +212,7 @@ def test_llama_cpp_decodes_a_converted_model_as_transformers_does(
         assert list(ids) == expected[0, len(prompt) :].tolist()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_peers_benchmark_prints_what_its_schema_says_and_finds_our_ids_identical(
     bench: Callable[..., dict[str, Any]],
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_method_decodes_plain_ids_and_a_head_drafts_what_the_target_accepts(
     bench: Callable[..., dict[str, Any]],
 ) -> None:

@@ -151,7 +151,7 @@ def lm_prompt() -> list[int]:
     return list(tokenizer_of(TARGET).encode("import os\n\n\ndef remove(path):\n").ids)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_small_run_gives_plain_ids_in_every_arm(bench: Callable[..., dict[str, Any]]) -> None:
     result = bench(
         *("sources", "--sets", "edits", "--temperatures", "0,1", "--sources", "lookup,drafter,references"),

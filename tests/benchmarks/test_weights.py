@@ -8,7 +8,7 @@ import pytest
 from outrider.compiling.toolchain import find_compiler, processor_flags
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(
     "avx512f" not in processor_flags().split() or find_compiler() is None,
     reason="the kernel takes AVX-512 and g++",

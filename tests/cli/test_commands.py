@@ -127,6 +127,7 @@ def test_help_of_a_benchmark_is_its_own() -> None:
         ((*ASKED, "--references", "/no/such.py"), "--references '/no/such.py' cannot be read as text"),
         ((*ASKED, *(17 * ("--references", __file__))), "--references is given 17 times; at most 16 files"),
         ((*PLAIN, "--criterion", "bild"), "--speculation off and --criterion contradict each other"),
+        ((*ASKED, "--criterion", "typical:"), "--criterion 'typical:' is not NAME or NAME:PARAMETER=NUMBER"),
         ((*ASKED, "--criterion", "typical:epsilon"), "--criterion 'typical:epsilon' is not NAME or NAME:"),
         ((*ASKED, "--criterion", "typical:epsilon=much"), "--criterion 'typical:epsilon=much' is not"),
         ((*ASKED, "--criterion", "typical:epsilon=0.2, epsilon=0.3"), "gives a parameter twice"),

@@ -45,7 +45,7 @@ def test_nothing_is_violated_and_enough_happens() -> None:
     assert found.counts["streams"] > found.counts["requests"], "some clients had to ask again"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_nothing_is_violated_in_a_thousand_seeds() -> None:
     assert batch(range(10_000, 11_000)).failing == {}
 

@@ -142,6 +142,8 @@ class WatchReader:
         self._wake = asyncio.Event()
         self._told_at = -QUIET_S
         """When the latest message was collected, in seconds of the monotonic clock."""
+        self._notice_timer: asyncio.TimerHandle | None = None
+        """Runs while a notice waits for the end of the quiet time."""
         self._failure: Exception | None = None
 
     def request(self, message: verifier_pb2.WatchRequest) -> None:
@@ -186,7 +188,9 @@ class WatchReader:
             yield self._collect()
 
     def close(self) -> None:
-        """Removes every cursor."""
+        """Removes every cursor and notice."""
+        self._notices.clear()
+        self._end_notice_timer()
         for alias in list(self._cursors):
             self._forget(alias)
 
@@ -235,11 +239,20 @@ class WatchReader:
         self._notices[alias] = verifier_pb2.Committed(
             alias=alias, finished=finished, message=message, code=code
         )
-        if time.monotonic() - self._told_at >= self._readers.quiet_s:  # else the next beat brings the notice
+        wait_s = self._told_at + self._readers.quiet_s - time.monotonic()
+        if wait_s <= 0:
             self._wake.set()
+        elif self._notice_timer is None:  # a long step has no beat that would bring the notice
+            self._notice_timer = asyncio.get_running_loop().call_later(wait_s, self._wake.set)
+
+    def _end_notice_timer(self) -> None:
+        if self._notice_timer is not None:
+            self._notice_timer.cancel()
+            self._notice_timer = None
 
     def _collect(self) -> verifier_pb2.WatchResponse:
         self._told_at = time.monotonic()
+        self._end_notice_timer()
         response = verifier_pb2.WatchResponse(beat=self._readers.beat)
         count = size = 0
         while self._updated and count < IDS_PER_MESSAGE and size < BATCH_BYTES:

@@ -38,9 +38,9 @@ def parse_criterion(text: str | None) -> dict[str, dict[str, float]] | None:
     """A criterion from text such as bild or typical:epsilon=0.2,delta=0.3. Raises CommandFailed otherwise."""
     if text is None:
         return None
-    name, _, parameters = text.partition(":")
+    name, colon, parameters = text.partition(":")
     try:
-        given = [part.split("=") for part in parameters.split(",") if parameters]
+        given = [part.split("=") for part in parameters.split(",")] if colon else []
         numbers = {parameter.strip(): float(value) for parameter, value in given}
     except ValueError as error:
         raise usage(

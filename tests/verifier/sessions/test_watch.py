@@ -11,7 +11,7 @@ from harness import Verifier, eventually, serving
 from ngram_lm import NgramLM
 
 from outrider.v1 import common_pb2, verifier_pb2
-from outrider.wire.codec import SessionKey
+from outrider.wire.codec import SessionKey, key_to_wire
 from verifier_service.server import _BEAT_S
 from verifier_service.sessions.table import SessionTable
 from verifier_service.sessions.watch import LONG_US, MOST_QUIET_S, QUIET_S, WATCH_SHARE, WatchReaders
@@ -195,6 +195,24 @@ def test_beats_without_news_come_less_often_to_many_readers_and_every_idle_beat_
         quiet_s.append(readers.quiet_s)
     assert quiet_s[9] == QUIET_S < quiet_s[11] < quiet_s[-1] == MOST_QUIET_S
     assert MOST_QUIET_S < _BEAT_S
+
+
+async def test_a_notice_amid_a_long_step_waits_for_the_quiet_time_and_not_for_a_beat() -> None:
+    readers = WatchReaders(SessionTable())
+    reader = readers.open()
+    responses = reader.responses()
+    await anext(responses)
+    unknown = verifier_pb2.Cursor(alias=3, key=key_to_wire(SessionKey("tenant", "nobody")), epoch=1)
+    reader.request(verifier_pb2.WatchRequest(add=[unknown]))
+    async with asyncio.timeout(60):
+        told = await anext(responses)
+    assert [committed.alias for committed in told.committed] == [3]
+    reader.request(verifier_pb2.WatchRequest(add=[unknown]))
+    readers.close(reader)
+    following = asyncio.ensure_future(anext(responses))
+    await asyncio.sleep(2 * QUIET_S)
+    assert not following.done(), "a reader that was closed has nothing to tell"
+    following.cancel()
 
 
 async def test_requests_of_watch_streams_draw_on_an_account_of_their_own(
