@@ -1,6 +1,6 @@
 """`outrider demo`: completes held-out prompts with the embedded pair, and compares with plain decoding.
 
-Prints completions with every token in the colour of its source, decodes the prompts again plainly, and
+Prints completions with every token in the colour of its source, decodes each prompt plainly as well, and
 compares tokens and speed. Without a terminal it prints plain text.
 """
 
@@ -155,20 +155,22 @@ def _start(stack: Stack, console: Console) -> None:
 def _decode_all(
     client: Client, prompts: Sequence[HeldOutPrompt], painter: Painter, console: Console
 ) -> tuple[list[TimedCompletion], list[TimedCompletion]]:
-    """Completes every prompt with speculation and prints it; then decodes all plainly, printing times."""
+    """Completes every prompt with speculation, printing the answer, and right behind plainly.
+
+    The verifier reads all prompts beforehand: else the first of two requests would read a prompt for both.
+    """
     for speculation in (True, False):
         warming = prompts[0].options(speculation=speculation, tokens=WARM_UP_TOKENS, learn=False)
         client.generate(prompts[0].text, **warming)
+    for prompt in prompts:
+        client.generate(prompt.text, **prompt.options(speculation=False, tokens=1, learn=False))
     painter.legend()
-    speculative = []
+    speculative, plain = [], []
     for number, prompt in enumerate(prompts, start=1):
         painter.prompt(prompt, number, len(prompts))
         speculative.append(_decode(client, prompt, painter, speculation=True))
-    console.print("\nthe same prompts and seeds again, decoded plainly:")
-    plain = []
-    for number, prompt in enumerate(prompts, start=1):
         plain.append(_decode(client, prompt, None, speculation=False))
-        console.print(f"  {number}/{len(prompts)} {prompt.name}: {plain[-1].seconds:.1f} s", soft_wrap=True)
+        console.print(f"  {speculative[-1].seconds:.1f} s; decoded plainly: {plain[-1].seconds:.1f} s")
     return speculative, plain
 
 
