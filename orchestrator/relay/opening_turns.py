@@ -2,7 +2,8 @@
 
 A request costs every service most as it begins: sources and verifier read its prompt. While several tenants
 have requests for one model here, each has a few begin at a time, and its further requests wait in the order
-of their arrival. A tenant that is alone never waits. Pure: callers bring what to do once a turn has come.
+of their arrival: the fewer, the longer requests have lately taken from their turn to their first token. A
+tenant that is alone never waits. Pure: callers bring what to do once a turn has come, and the clock.
 """
 
 from collections import Counter, deque
@@ -10,6 +11,12 @@ from collections.abc import Callable
 
 AT_ONCE = 4
 """Choices of one tenant that may begin at once, for each verifier, beside other tenants' requests."""
+MOST_AT_ONCE = 16
+"""The same where requests get their first token within QUICK_S."""
+QUICK_S = 0.02
+"""Seconds from a turn to the first token at which a burst is hardly felt by others."""
+_WEIGHT = 0.2
+"""Weight of one request in the running mean of these seconds."""
 
 
 class Turn:
@@ -20,6 +27,8 @@ class Turn:
         self.tenant = tenant
         self.choices = choices
         self.begin = begin
+        self.began_s = 0.0
+        """When the turn came, by the clock."""
         self.opening = False
         """Whether the turn has come and the request has no token yet."""
 
@@ -37,12 +46,18 @@ class OpeningTurns:
 
     Args:
         verifiers: how many verifiers could open a request now.
-        at_once: choices of one tenant that may begin at once for each of them.
+        now_s: a clock, in seconds.
+        at_once: choices of one tenant that may begin at once for each verifier, however long they take.
     """
 
-    def __init__(self, verifiers: Callable[[], int], at_once: int = AT_ONCE) -> None:
+    def __init__(
+        self, verifiers: Callable[[], int], now_s: Callable[[], float], at_once: int = AT_ONCE
+    ) -> None:
         self._verifiers = verifiers
+        self._now_s = now_s
         self._at_once = at_once
+        self._opening_s = MOST_AT_ONCE / at_once * QUICK_S
+        """Seconds from a turn to the first token, lately."""
         self._here: Counter[str] = Counter()
         """Requests by tenant, those that wait included."""
         self._opening: Counter[str] = Counter()
@@ -60,13 +75,13 @@ class OpeningTurns:
     def opened(self, turn: Turn) -> None:
         """See Turn.opened."""
         if turn.opening:
-            turn.opening = False
-            _take(self._opening, turn.tenant, turn.choices)
-            self._advance(turn.tenant)
+            took_s = self._now_s() - turn.began_s
+            self._opening_s += _WEIGHT * (took_s - self._opening_s)
+            self._end_opening(turn)
 
     def leave(self, turn: Turn) -> None:
         """See Turn.leave."""
-        self.opened(turn)
+        self._end_opening(turn)
         if turn in (waiting := self._waiting.get(turn.tenant, deque())):
             waiting.remove(turn)
         _take(self._here, turn.tenant, 1)
@@ -77,17 +92,24 @@ class OpeningTurns:
         waiting = self._waiting.get(tenant, deque())
         while waiting and self._may(waiting[0]):
             turn = waiting.popleft()
-            turn.opening = True
+            turn.opening, turn.began_s = True, self._now_s()
             self._opening[tenant] += turn.choices
             turn.begin()
         if not waiting:
             self._waiting.pop(tenant, None)
 
+    def _end_opening(self, turn: Turn) -> None:
+        if turn.opening:
+            turn.opening = False
+            _take(self._opening, turn.tenant, turn.choices)
+            self._advance(turn.tenant)
+
     def _may(self, turn: Turn) -> bool:
         opening = self._opening[turn.tenant]
         if len(self._here) < 2 or not opening:
             return True
-        return opening + turn.choices <= self._at_once * max(1, self._verifiers())
+        quick = MOST_AT_ONCE * QUICK_S / max(self._opening_s, QUICK_S)
+        return opening + turn.choices <= max(self._at_once, round(quick)) * max(1, self._verifiers())
 
 
 def _take(counts: Counter[str], tenant: str, count: int) -> None:

@@ -116,7 +116,7 @@ class Relay:
 
     def _turns_of(self, model: str) -> OpeningTurns:
         if model not in self._turns:
-            self._turns[model] = OpeningTurns(lambda: self._fleet.open_verifiers(model))
+            self._turns[model] = OpeningTurns(lambda: self._fleet.open_verifiers(model), time.monotonic)
         return self._turns[model]
 
     async def _begun(

@@ -16,6 +16,7 @@ from benchmarks.learning.served_pairs import learning_settings
 from drafter_service.settings import DrafterSettings
 
 
+@pytest.mark.slow
 def test_a_shift_without_a_lesson_prints_what_its_schema_says(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -120,6 +120,7 @@ def test_a_model_that_is_refused_at_load_is_reported_with_the_reason(
     assert found["settings"] == {}
 
 
+@pytest.mark.slow
 def test_a_target_with_states_is_measured_by_the_chains_that_its_verifier_runs(
     run: Run, tiny_llama: Path, tmp_path: Path
 ) -> None:

@@ -4,6 +4,8 @@ import os
 import signal
 from typing import Any
 
+import pytest
+
 from outrider.client import Client
 from tests.integration.live import Up, until
 
@@ -24,6 +26,7 @@ def drafts(up: Up, client: Client) -> bool:
     return up.metric("verifier", OFFERED, source="drafter", outcome="offered") > before
 
 
+@pytest.mark.slow
 def test_a_request_outlives_its_drafter(up: Up, client: Client) -> None:
     plain = client.generate(**LONG, speculation=False)
     first = up.children()["drafter"]

@@ -85,6 +85,7 @@ def children_of(parent: int) -> list[int]:
     return [int(pid) for pid in listed.split()]
 
 
+@pytest.mark.slow
 def test_up_ends_with_its_orchestrator(tiny_llama: Path, tmp_path: Path) -> None:
     flags = ("--drafter", "none", "--retrieval", "none")
     up = start_up("--target", str(tiny_llama), *flags, log=tmp_path / "stderr")
@@ -96,6 +97,7 @@ def test_up_ends_with_its_orchestrator(tiny_llama: Path, tmp_path: Path) -> None
     up.stop()
 
 
+@pytest.mark.slow
 def test_a_refused_drafter_is_named_with_its_model_type(tiny_llama: Path, tmp_path: Path) -> None:
     recurrent = save_mamba(tmp_path / "mamba")
     up = start_up("--target", str(tiny_llama), "--drafter", str(recurrent), log=tmp_path / "stderr")

@@ -139,6 +139,7 @@ async def test_a_key_without_quota_is_told_so_before_its_message_is_read(world: 
     assert codes == ["INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"]
 
 
+@pytest.mark.slow
 async def test_a_dear_message_costs_the_loop_less_than_20_ms_at_a_time(world: Any) -> None:
     verifier = await world.verifier()
     front = await world.ready(await world.front([verifier.address]))

@@ -1,23 +1,25 @@
 """Requests of several tenants begin a few at a time, and nobody waits for nobody's sake."""
 
 import asyncio
+import itertools
 import random
 from typing import Any
 
 import pytest
 
-from orchestrator.relay.opening_turns import AT_ONCE, OpeningTurns, Turn
+from orchestrator.relay.opening_turns import AT_ONCE, MOST_AT_ONCE, QUICK_S, OpeningTurns, Turn
 from speculative.errors import Superseded
 from speculative.stop import FinishReason
 from tests.orchestrator.conftest import FakeVerifier, next_id
 
 
 class Begun:
-    """Enters requests, and records which of them have begun."""
+    """Enters requests, and records which of them have begun. Every look at the clock takes a second."""
 
     def __init__(self, at_once: int) -> None:
         self.verifiers = 1
-        self.turns = OpeningTurns(lambda: self.verifiers, at_once)
+        self.clock = itertools.count()
+        self.turns = OpeningTurns(lambda: self.verifiers, lambda: float(next(self.clock)), at_once)
         self.begun: list[str] = []
 
     def enter(self, tenant: str, name: str, choices: int = 1) -> Turn:
@@ -59,6 +61,30 @@ def test_the_more_verifiers_there_are_the_more_requests_begin_at_a_time() -> Non
     for turn in burst[4:6]:
         turn.opened()
     assert len(at.begun) == 9
+
+
+def test_the_sooner_first_tokens_come_the_more_requests_begin_at_a_time() -> None:
+    clock, begun = [0.0], list[Turn]()
+    turns = OpeningTurns(lambda: 1, lambda: clock[0])
+    turns.enter("b", 1, lambda: None)
+
+    def opening(count: int, took_s: float) -> int:
+        """The most requests that were opening at a time, of so many that each took `took_s`."""
+        waiting, most = [turns.enter("a", 1, lambda: None) for _ in range(count)], 0
+        while waiting:
+            begun[:] = [turn for turn in waiting if turn.opening]
+            most = max(most, len(begun))
+            clock[0] += took_s
+            for turn in begun:
+                turn.opened()
+                turn.leave()
+                waiting.remove(turn)
+        return most
+
+    assert opening(200, took_s=2 * QUICK_S) == MOST_AT_ONCE // 2
+    assert opening(200, took_s=QUICK_S / 2) == MOST_AT_ONCE
+    opening(100, took_s=1.0)
+    assert opening(20, took_s=1.0) == AT_ONCE
 
 
 def test_the_other_tenant_begins_at_once_amid_the_burst() -> None:

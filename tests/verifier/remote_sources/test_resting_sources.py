@@ -88,6 +88,7 @@ async def test_sessions_that_begin_while_a_source_rests_are_kept_from_it(learn: 
     assert source.past[before:] == [[*PROMPT, *plain[:5]]] * learn
 
 
+@pytest.mark.slow
 async def test_a_source_that_rests_for_all_sessions_is_told_once_a_rest_to_compute_nothing() -> None:
     async with serving(NgramLM(WIDTH)) as verifier:
         plain = (await verifier.generate(PROMPT, new=250)).ids

@@ -178,6 +178,7 @@ async def test_a_source_that_is_not_there_yet_is_dialled_until_it_is() -> None:
         await decode(verifier, server, lambda: verifier.nodes("drafter", "accepted") > 3, come())
 
 
+@pytest.mark.slow
 async def test_a_source_that_floods_is_bounded() -> None:
     def flood(view: View) -> list[Draft]:
         return [view.draft([node % 24, 5, 6]) for node in range(1500)]
