@@ -318,8 +318,11 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(_SWEEP_S)
-            self._ready().sweep(self._settings.orphan_grace_s, self._settings.lease_s)
-            await self._sources.close_idle()
+            try:
+                self._ready().sweep(self._settings.orphan_grace_s, self._settings.lease_s)
+                await self._sources.close_idle()
+            except Exception:  # without the sweeps to come, no session would be parked or forgotten again
+                log.exception("sweep failed")
 
 
 def _prepare(target: PackedLM, settings: VerifierSettings) -> dict[str, BatchedProposer]:

@@ -140,10 +140,20 @@ class Client:
         return Stream(ask, resuming, options.get("n") or 1)
 
     def cancel(self, session: str, *, tenant: str = "") -> bool:
-        """Cancels a session's request; returns whether one was running. Raises OutriderError."""
+        """Cancels a session's request; returns whether one was running.
+
+        Raises OutriderError: Unavailable where one cannot be asked and no other has the request.
+        """
         request = generation_pb2.CancelRequest(tenant=tenant, session=session)
-        found = [self._control(stub.Cancel, request).found for stub in self._stubs]
-        return any(found)
+        refusal, found = None, False
+        for stub in self._stubs:
+            try:
+                found |= self._control(stub.Cancel, request).found
+            except Unavailable as error:
+                refusal = error
+        if refusal is not None and not found:
+            raise refusal
+        return found
 
     def explain(
         self, session: str, *, tenant: str = "", choice: int = 0, nodes: bool = False

@@ -15,6 +15,7 @@ from ngram_lm import NgramLM
 
 from outrider.v1 import common_pb2, draft_source_pb2, verifier_pb2
 from outrider.wire.channel import open_channel, server_options
+from outrider.wire.incoming.shape import BATCH_ENTRIES
 from tests.in_time import in_time
 from tests.loop_time import longest_callback
 
@@ -208,13 +209,16 @@ async def test_two_thousand_cursors_are_answered_in_pieces() -> None:
         adds = [verifier_pb2.Cursor(alias=alias, key=key, epoch=1) for alias in range(2_000)]
         call = verifier.stub.Watch()
         await call.write(verifier_pb2.WatchRequest(add=adds))
-        unknown = set[int]()
+        unknown, pieces = list[int](), list[int]()
         async with asyncio.timeout(60):
             async for response in call:
-                unknown |= {committed.alias for committed in response.committed}
-                if len(unknown) == 2_000:
+                unknown += [committed.alias for committed in response.committed]
+                pieces.append(len(response.committed))
+                if len(unknown) >= 2_000:
                     break
         call.cancel()
+    assert sorted(unknown) == list(range(2_000))
+    assert max(pieces) <= BATCH_ENTRIES < 2_000
 
 
 async def test_a_long_answer_reaches_a_late_reader_in_several_messages(

@@ -18,6 +18,8 @@ CPU_S = 1
 """Time of one core that a trial may take, in seconds."""
 MEMORY_MIB = 512
 """Address space that a trial may add to that of the process when it begins, in MiB."""
+OUT_OF_MEMORY = 3
+"""Exit status where Python finds no memory."""
 STACK_MIB = 8
 """Stack of the thread that compiles, in MiB. The verifier's own thread has a larger one."""
 _LONGEST_TOKEN = 1024
@@ -94,13 +96,16 @@ def main() -> None:
     with open("/proc/self/statm", encoding="ascii") as sizes:
         used = int(sizes.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_MIB * _MIB,) * 2)
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
+    # SIGXCPU comes at the first bound; a SIGKILL before the second says that the machine is full.
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     said: list[str] = []
     threading.stack_size(STACK_MIB * _MIB)
     thread = threading.Thread(target=lambda: said.append(try_out(grammar)))
     thread.start()
     thread.join()
+    if not said:
+        sys.exit(OUT_OF_MEMORY)
     print(json.dumps({"error": said[0]}))
 
 

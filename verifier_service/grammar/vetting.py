@@ -1,16 +1,22 @@
 """Runs `trial.py` on a grammar, and reports the fault that the trial finds."""
 
 import json
+import logging
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 from speculative.errors import Overloaded
-from verifier_service.grammar.trial import CPU_S, MEMORY_MIB
+from verifier_service.grammar.trial import CPU_S, MEMORY_MIB, OUT_OF_MEMORY
+
+log = logging.getLogger(__name__)
 
 WALL_S = 8.0
 """Seconds after which a trial is given up: the machine is too busy to give it its seconds of a core."""
+_AT_ITS_BOUNDS = (OUT_OF_MEMORY, -signal.SIGXCPU, -signal.SIGABRT, -signal.SIGSEGV)
+"""How a trial ends that needs too much. Without memory the library aborts."""
 _MOST_SAID = 300
 _NOTHING = "it allows no text at all"
 _TOO_LARGE = (
@@ -28,7 +34,8 @@ class Vetting:
     def fault(self, grammar: str) -> str:
         """The fault of a grammar; empty for a grammar that may be compiled in this process. Blocks.
 
-        Raises Overloaded where the machine is too busy for a trial.
+        Raises Overloaded where the machine is too busy for a trial, or ends it: that says nothing of the
+        grammar.
         """
         # -P: nothing may be imported from the folder of the script.
         command = [sys.executable, "-P", str(Path(__file__).with_name("trial.py"))]
@@ -45,7 +52,12 @@ class Vetting:
                 raise Overloaded("this verifier is too busy to compile a grammar", 1.0) from None
             finally:
                 self._child = None
-        return readable(json.loads(said)["error"]) if child.returncode == 0 else _TOO_LARGE
+        if child.returncode in _AT_ITS_BOUNDS:
+            return _TOO_LARGE
+        if child.returncode:
+            log.warning("the trial of a grammar ended with status %d", child.returncode)
+            raise Overloaded("this verifier could not compile a grammar", 1.0)
+        return readable(json.loads(said)["error"])
 
     def close(self) -> None:
         """Ends the running trial, and every later one at once."""

@@ -168,9 +168,16 @@ class WatchReader:
         self._updated.add(alias)
 
     def supersede(self, alias: int, message: str) -> None:
-        """Ends a cursor whose session was taken over, with a last message that says so."""
+        """Ends a cursor whose session was taken over, with a last message that says so.
+
+        A peer that leaves too many such messages unread loses its stream. Whoever takes the session over is
+        somebody else, and hears nothing of it.
+        """
         del self._cursors[alias]
-        self._notice(alias, CommittedCode.TAKEN_OVER, message)
+        try:
+            self._notice(alias, CommittedCode.TAKEN_OVER, message)
+        except InvalidRequest as error:
+            self.fail(error)
 
     def fail(self, error: Exception) -> None:
         """Ends the stream because the peer's requests cannot be read: `responses` raises `error`."""
@@ -180,12 +187,16 @@ class WatchReader:
     async def responses(self) -> AsyncIterator[verifier_pb2.WatchResponse]:
         """One message per wake, until the stream breaks or the worker stops."""
         self._wake.set()
-        while not self._readers.closed:
+        ended = False
+        while not ended:
             await self._wake.wait()
             self._wake.clear()
             if self._failure is not None:
                 raise self._failure
+            closed = self._readers.closed
             yield self._collect()
+            # A slow peer takes a message long after: what came meanwhile goes out, too.
+            ended = closed and not (self._updated or self._notices)
 
     def close(self) -> None:
         """Removes every cursor and notice."""

@@ -8,6 +8,7 @@ import pytest
 
 from outrider.client import AsyncClient, Client
 from speculative.errors import InvalidRequest, Unavailable
+from speculative.stop import FinishReason
 from tests.in_time import in_time
 
 LIMIT = 60
@@ -63,6 +64,27 @@ async def test_an_orchestrator_that_never_was_there_is_passed_over(world: Any) -
     async with AsyncClient(f"127.0.0.1:1,{front.address}") as client:
         assert (await client.generate(ids=[5], max_tokens=7)).ids == WHOLE[:7]
         assert [model.name for model in await client.models()] == ["toy"]
+
+
+async def test_a_cancel_reaches_the_orchestrator_that_is_left(world: Any) -> None:
+    verifier = await world.verifier(per_tick=1, tick_s=0.02)
+    front = await world.ready(await world.front([verifier.address]))
+    addresses = f"127.0.0.1:1,{front.address}"
+    async with AsyncClient(addresses) as client:
+        stream = client.stream(ids=[5], session="mine", max_tokens=LIMIT - 1)
+        await anext(stream)
+        assert await client.cancel("mine")
+        assert (await stream.completion()).finish_reason is FinishReason.CANCELLED
+        with pytest.raises(Unavailable):  # nobody knows whether a request runs where nobody answers
+            await client.cancel("another")
+    blocking = Client(addresses)
+    running = asyncio.create_task(front.client.generate(ids=[5], session="ours", max_tokens=LIMIT - 1))
+    await world.until(lambda: len(verifier.opened) == 2)
+    assert await asyncio.to_thread(blocking.cancel, "ours")
+    assert (await running).finish_reason is FinishReason.CANCELLED
+    with pytest.raises(Unavailable):
+        await asyncio.to_thread(blocking.cancel, "another")
+    blocking.close()
 
 
 async def test_a_full_one_is_passed_over(world: Any) -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -397,6 +398,20 @@ async def test_no_time_to_find_out_is_no_verdict(tokens: TokenTable, monkeypatch
         await grammars.matcher(OBJECT, ())
 
 
+async def test_a_trial_that_a_full_machine_ends_is_no_verdict(
+    tokens: TokenTable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    killed = tmp_path / "python"
+    killed.write_text("#!/bin/sh\nkill -9 $$\n")
+    killed.chmod(0o700)
+    async with serving(tokens) as grammars:
+        with monkeypatch.context() as patched:
+            patched.setattr(sys, "executable", str(killed))
+            with pytest.raises(Overloaded, match="could not compile"):
+                await grammars.matcher(OBJECT, ())
+        await grammars.matcher(OBJECT, ())
+
+
 def test_closing_ends_a_trial() -> None:
     hostile = BAD["a counter to a million"][0]
     from threading import Timer
@@ -407,7 +422,8 @@ def test_closing_ends_a_trial() -> None:
     timer = Timer(0.05, vetting.close)
     timer.start()
     began = time.monotonic()
-    assert vetting.fault(written(hostile))
+    with pytest.raises(Overloaded):
+        vetting.fault(written(hostile))
     in_time(time.monotonic() - began < 5)
     timer.join()
 

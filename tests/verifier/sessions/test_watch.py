@@ -12,6 +12,7 @@ from ngram_lm import NgramLM
 
 from outrider.v1 import common_pb2, verifier_pb2
 from outrider.wire.codec import SessionKey, key_to_wire
+from speculative.errors import InvalidRequest
 from verifier_service.server import _BEAT_S
 from verifier_service.sessions.table import SessionTable
 from verifier_service.sessions.watch import LONG_US, MOST_QUIET_S, QUIET_S, WATCH_SHARE, WatchReaders
@@ -22,6 +23,11 @@ ERROR = common_pb2.FINISH_REASON_ERROR
 def cursor(request: Any, position: int, alias: int = 1, epoch: int | None = None) -> verifier_pb2.Cursor:
     chosen = request.epoch if epoch is None else epoch
     return verifier_pb2.Cursor(alias=alias, key=request.key, epoch=chosen, position=position)
+
+
+def unknown(alias: int) -> verifier_pb2.Cursor:
+    """A cursor of a session that nobody opened."""
+    return verifier_pb2.Cursor(alias=alias, key=key_to_wire(SessionKey("tenant", "nobody")), epoch=1)
 
 
 async def read_to_the_end(call: Any) -> None:
@@ -202,17 +208,44 @@ async def test_a_notice_amid_a_long_step_waits_for_the_quiet_time_and_not_for_a_
     reader = readers.open()
     responses = reader.responses()
     await anext(responses)
-    unknown = verifier_pb2.Cursor(alias=3, key=key_to_wire(SessionKey("tenant", "nobody")), epoch=1)
-    reader.request(verifier_pb2.WatchRequest(add=[unknown]))
+    reader.request(verifier_pb2.WatchRequest(add=[unknown(3)]))
     async with asyncio.timeout(60):
         told = await anext(responses)
     assert [committed.alias for committed in told.committed] == [3]
-    reader.request(verifier_pb2.WatchRequest(add=[unknown]))
+    reader.request(verifier_pb2.WatchRequest(add=[unknown(3)]))
     readers.close(reader)
     following = asyncio.ensure_future(anext(responses))
     await asyncio.sleep(2 * QUIET_S)
     assert not following.done(), "a reader that was closed has nothing to tell"
     following.cancel()
+
+
+async def test_a_stream_that_ends_while_its_peer_is_slow_tells_all_that_came_meanwhile() -> None:
+    readers = WatchReaders(SessionTable())
+    reader = readers.open()
+    responses = reader.responses()
+    await anext(responses)  # the peer has not taken this message yet
+    reader.request(verifier_pb2.WatchRequest(add=[unknown(alias) for alias in range(3)]))
+    readers.close_all()
+    told = [committed.alias async for response in responses for committed in response.committed]
+    assert sorted(told) == [0, 1, 2]
+
+
+async def test_a_peer_that_reads_no_notices_loses_its_stream_and_nobody_elses_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("verifier_service.sessions.watch.MOST_UNSENT", 2)
+    async with serving(NgramLM()) as verifier:
+        request = verifier.request([1, 2], new=100)
+        await verifier.open(request)
+        reader = verifier.server._readers.open()
+        reader.request(verifier_pb2.WatchRequest(add=[cursor(request, 2, alias=9)]))
+        reader.request(verifier_pb2.WatchRequest(add=[unknown(alias) for alias in range(2)]))
+        await verifier.open(
+            verifier.request([1, 2], new=5, epoch=request.epoch + 1, session=request.key.session)
+        )
+        with pytest.raises(InvalidRequest, match="read the answers"):
+            await anext(reader.responses())
 
 
 async def test_requests_of_watch_streams_draw_on_an_account_of_their_own(
