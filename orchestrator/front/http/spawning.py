@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -35,15 +34,19 @@ class KillableProcess:
             except BaseException:
                 ours.close()
                 raise
-        return cls(process, *await asyncio.open_connection(sock=ours))
+        try:
+            streams = await asyncio.open_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            await _end(process)
+            raise
+        return cls(process, *streams)
 
     async def close(self) -> None:
         """Kill the process, and wait until it is gone."""
-        self._writer.close()
-        with suppress(ConnectionError):
-            await self._writer.wait_closed()
-        self._process.kill()
-        await asyncio.to_thread(self._process.wait)
+        # Nothing is flushed: a process that no longer reads would never take the rest.
+        self._writer.transport.abort()
+        await _end(self._process)
 
 
 async def spawned(module: str, theirs: socket.socket) -> subprocess.Popen[bytes]:
@@ -58,10 +61,13 @@ async def spawned(module: str, theirs: socket.socket) -> subprocess.Popen[bytes]
     try:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:
-        process = await starting
-        process.kill()
-        await asyncio.to_thread(process.wait)
+        await _end(await starting)
         raise
+
+
+async def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    await asyncio.to_thread(process.wait)
 
 
 def _spawn(module: str, theirs: socket.socket) -> subprocess.Popen[bytes]:

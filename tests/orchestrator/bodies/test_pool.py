@@ -22,7 +22,7 @@ from orchestrator.front.http.bodies.reading import ReadBody, parse_json, read_va
 from orchestrator.front.http.field_faults import FieldRefused
 from orchestrator.front.http.fields import CompletionFields
 from outrider.tokens import ChatTemplate
-from speculative.errors import OutriderError, Unavailable
+from speculative.errors import OutriderError, Overloaded, Unavailable
 from tests.in_time import in_time
 
 BOUNDS = BodyBounds(context=131_072, text_bytes=2**23, prompts=256, most_bytes=2**25)
@@ -160,6 +160,21 @@ async def test_a_process_that_is_killed_refuses_its_body_and_is_replaced(pool: P
     assert first not in pool.children()
 
 
+async def test_a_process_that_stops_reading_a_body_is_killed_and_replaced(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await pool.rendered("ok")
+    (first,) = pool.children()
+    os.kill(first, signal.SIGSTOP)
+    async with asyncio.timeout(30):
+        with monkeypatch.context() as soon:
+            soon.setattr("orchestrator.front.http.bodies.pool.WALL_S", 0.2)
+            with pytest.raises(Overloaded):
+                await pool.read(BodyKind.COMPLETION, {"prompt": "x" * 2**23})
+        assert await pool.rendered("ok") == "ok"
+    assert first not in pool.children()
+
+
 async def test_a_process_that_has_grown_is_replaced_without_a_refusal(pool: Pool) -> None:
     await pool.rendered("ok")
     (first,) = pool.children()
@@ -204,6 +219,24 @@ async def test_a_pool_that_stops_while_a_process_starts_leaves_none_behind(
     await pool.pool.stop()
     assert not pool.children()
     with pytest.raises((asyncio.CancelledError, OutriderError)):
+        await reading
+
+
+async def test_a_pool_that_stops_before_it_is_connected_to_a_process_leaves_none_behind(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connecting = asyncio.Event()
+
+    async def endless(**how: Any) -> Any:
+        connecting.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(asyncio, "open_connection", endless)
+    reading = asyncio.create_task(pool.rendered("ok"))
+    await connecting.wait()
+    await pool.pool.stop()
+    assert not pool.children()
+    with pytest.raises(Unavailable):
         await reading
 
 
