@@ -148,7 +148,10 @@ class VerifierLink:
         self._given_up: set[asyncio.Future[Unavailable]] = set()
         """One future for each Open under way; a result ends the wait for that Open."""
         self._aliases = itertools.count(1)
-        self._changes = verifier_pb2.WatchRequest()
+        self._added: dict[int, SessionReader] = {}
+        """Readers that the Watch stream is yet to hear of, by alias."""
+        self._dropped: list[int] = []
+        """Aliases of readers that left, which the stream has heard of."""
         self._changed = asyncio.Event()
         self._judge = self._new_judge()
         self._urges_at = 0.0
@@ -215,14 +218,17 @@ class VerifierLink:
         """
         reader = SessionReader(next(self._aliases) & 0xFFFFFFFF, key, epoch, position, wake)
         self._readers[reader.alias] = reader
-        self._changes.add.append(_cursor(reader))
+        self._added[reader.alias] = reader
         self._changed.set()
         return reader
 
     def leave(self, reader: SessionReader) -> None:
         """Stop reading this session."""
-        if self._readers.pop(reader.alias, None) is not None:
-            self._changes.drop.append(reader.alias)
+        if self._readers.pop(reader.alias, None) is None:
+            return
+        # The verifier drops before it adds: one that it has not heard of must not be named at all.
+        if self._added.pop(reader.alias, None) is None:
+            self._dropped.append(reader.alias)
             self._changed.set()
 
     async def cancel(self, key: SessionKey, epoch: int) -> bool:
@@ -296,7 +302,7 @@ class VerifierLink:
     async def _watch(self) -> None:
         """Hold one Watch stream until it breaks."""
         call = self._stub.Watch()
-        self._changes = verifier_pb2.WatchRequest(add=[_cursor(reader) for reader in self._readers.values()])
+        self._added, self._dropped = dict(self._readers), []
         self._changed.set()
         writer = asyncio.create_task(self._send_changes(call))
         try:
@@ -312,8 +318,9 @@ class VerifierLink:
             while True:
                 await self._changed.wait()
                 self._changed.clear()
-                changes, self._changes = self._changes, verifier_pb2.WatchRequest()
-                for batch in _batches(changes):
+                cursors = [_cursor(reader) for reader in self._added.values()]
+                dropped, self._added, self._dropped = self._dropped, {}, []
+                for batch in _batches(dropped, cursors):
                     await call.write(batch)
 
     def _receive(self, response: verifier_pb2.WatchResponse) -> None:
@@ -380,16 +387,16 @@ class VerifierLink:
         log.log(level, event, extra={"fields": {"peer": self.address, "sessions": self.sessions, **fields}})
 
 
-def _batches(changes: verifier_pb2.WatchRequest) -> Iterator[verifier_pb2.WatchRequest]:
+def _batches(dropped: list[int], cursors: list[verifier_pb2.Cursor]) -> Iterator[verifier_pb2.WatchRequest]:
     """The changes in pieces: behind a broken stream they name every session.
 
     A cursor takes some 1 KiB at most, most of that its session's name.
     """
-    for at in range(0, len(changes.drop), BATCH_ENTRIES):
-        yield verifier_pb2.WatchRequest(drop=changes.drop[at : at + BATCH_ENTRIES])
+    for at in range(0, len(dropped), BATCH_ENTRIES):
+        yield verifier_pb2.WatchRequest(drop=dropped[at : at + BATCH_ENTRIES])
     most = BATCH_ENTRIES // 2
-    for at in range(0, len(changes.add), most):
-        yield verifier_pb2.WatchRequest(add=changes.add[at : at + most])
+    for at in range(0, len(cursors), most):
+        yield verifier_pb2.WatchRequest(add=cursors[at : at + most])
 
 
 def _cursor(reader: SessionReader) -> verifier_pb2.Cursor:

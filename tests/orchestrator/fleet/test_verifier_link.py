@@ -112,15 +112,37 @@ async def test_a_watch_that_names_very_many_sessions_does_so_in_several_messages
     link = await link_to(later)
     wake, call = asyncio.Event(), Written()
     keys = [SessionKey("t" * MAX_NAME, f"{number:0{MAX_NAME}}") for number in range(4_000)]
-    for reader in [link.read(key, 1 << 60, 1 << 20, wake) for key in keys[:2_000]]:
+    writer = asyncio.create_task(link._send_changes(call))
+    known = [link.read(key, 1 << 60, 1 << 20, wake) for key in keys[:2_000]]
+    await told()
+    call.requests.clear()
+    for reader in known:
         link.leave(reader)
     expected = {link.read(key, 1 << 60, 1 << 20, wake).alias for key in keys[2_000:]}
-    writer = asyncio.create_task(link._send_changes(call))
-    for _ in range(100):
-        await asyncio.sleep(0)
-    assert expected <= {cursor.alias for request in call.requests for cursor in request.add}
+    await told()
     writer.cancel()
+    assert expected == {cursor.alias for request in call.requests for cursor in request.add}
     assert sum(len(request.drop) for request in call.requests) == 2_000
     assert max(request.ByteSize() for request in call.requests) < 2**18
     first_add = next(place for place, request in enumerate(call.requests) if request.add)
     assert not [request for request in call.requests[first_add:] if request.drop], "drops come first"
+
+
+async def test_a_verifier_never_hears_of_a_reader_that_left_before_it_was_named() -> None:
+    link = await link_to(later)
+    wake, call = asyncio.Event(), Written()
+    stays, leaves = [link.read(SessionKey("", name), 1, 1, wake) for name in ("stays", "leaves")]
+    link.leave(leaves)
+    writer = asyncio.create_task(link._send_changes(call))
+    await told()
+    link.leave(stays)
+    await told()
+    writer.cancel()
+    named = [([it.alias for it in request.add], list(request.drop)) for request in call.requests]
+    assert named == [([stays.alias], []), ([], [stays.alias])]
+
+
+async def told() -> None:
+    """Returns once the writer has written what changed."""
+    for _ in range(100):
+        await asyncio.sleep(0)
