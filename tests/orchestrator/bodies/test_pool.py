@@ -194,6 +194,17 @@ async def test_a_body_is_not_held_up_by_another_clients_templates(pool: Pool) ->
     await asyncio.gather(*slow, return_exceptions=True)
 
 
+async def test_the_body_of_a_client_that_leaves_waits_no_longer(pool: Pool) -> None:
+    hanging = [asyncio.create_task(pool.rendered(ENDLESS, f"{number}")) for number in range(4)]
+    async with asyncio.timeout(60):
+        while pool.pool.waiting != 2:  # noqa: ASYNC110  # its processes take the others
+            await asyncio.sleep(0.01)
+    for task in hanging:
+        task.cancel()
+    await asyncio.gather(*hanging, return_exceptions=True)
+    assert pool.pool.waiting == 0
+
+
 async def test_what_waits_when_the_pool_stops_is_told(pool: Pool) -> None:
     asking = asyncio.create_task(pool.rendered(ENDLESS))
     await asyncio.sleep(0.2)

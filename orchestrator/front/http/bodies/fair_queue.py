@@ -51,6 +51,16 @@ class FairQueue(Generic[Item]):
                 return owner, item
         return None
 
+    def discard(self, owner: str, item: Item) -> None:
+        """Take out an item of this owner, if it still waits."""
+        items = self._waiting.get(owner)
+        if items is None or item not in items:
+            return
+        items.remove(item)
+        self._count -= 1
+        if not items:
+            del self._waiting[owner]
+
     def empty(self) -> list[Item]:
         """Takes out all items that wait."""
         items = [item for waiting in self._waiting.values() for item in waiting]

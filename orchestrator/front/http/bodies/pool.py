@@ -160,6 +160,7 @@ class ReaderPool:
         except TimeoutError:
             raise Overloaded("this orchestrator is too busy to read a large body", 1.0) from None
         finally:
+            self._queue.discard(owner, waiting)  # a client that leaves takes its body along
             self._observe(time.perf_counter() - began)
 
     def _dispatch(self) -> None:
