@@ -160,6 +160,4 @@ class PeerSet(Generic[P]):
             self._tasks[address] = asyncio.create_task(link.run())
             log.info("peer found", extra={"fields": {"peer": address}})
             await asyncio.sleep(0)  # a channel takes a millisecond to make
-        for task in hung_up:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await asyncio.gather(*hung_up, return_exceptions=True)

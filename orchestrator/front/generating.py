@@ -6,7 +6,7 @@ Fronts bring the caller, the client's messages and a way to send; all from the f
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 
 from orchestrator.admitted_request import AdmittedRequest
@@ -128,8 +128,7 @@ async def _heard(device: DeviceFlow | None, more: AsyncIterator[Incoming]) -> As
         yield
     finally:
         hearing.cancel()
-        with suppress(asyncio.CancelledError):
-            await hearing
+        await asyncio.gather(hearing, return_exceptions=True)
 
 
 async def _hear(device: DeviceFlow, more: AsyncIterator[Incoming]) -> None:

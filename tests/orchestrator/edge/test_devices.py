@@ -6,10 +6,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import grpc.aio
 import pytest
 
+from orchestrator.edge.devices import DeviceFlow
+from orchestrator.front.generating import Incoming, _heard
 from outrider.v1 import draft_source_pb2, generation_pb2
 from outrider.v1.draft_source_pb2_grpc import DraftSourceStub
 from outrider.wire.channel import open_channel
@@ -402,3 +405,28 @@ async def test_whatever_bytes_follow_a_request_its_answer_comes(world: Any) -> N
     assert answers == [expected(12)] * 120
     assert front.sample("edge_sessions") == 0
     assert front.sample("request_errors_total", reason="internal") == 0
+
+
+async def test_a_stream_that_is_cancelled_while_its_device_is_let_go_is_cancelled_all_the_same() -> None:
+    hears, left, ending = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def slow_to_end() -> AsyncIterator[Incoming]:
+        try:
+            hears.set()
+            await asyncio.Event().wait()
+            yield generation_pb2.GenerateRequest()
+        finally:
+            ending.set()
+            await asyncio.sleep(60)
+
+    async def answered() -> None:
+        async with _heard(mock.Mock(DeviceFlow), slow_to_end()):
+            await left.wait()
+
+    answering = asyncio.create_task(answered())
+    await hears.wait()
+    left.set()
+    await ending.wait()
+    answering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await answering

@@ -147,6 +147,33 @@ async def test_a_resolver_that_fails_changes_nothing_and_says_so_once(
     await held.stop()
 
 
+class SlowToEnd(ToyLink):
+    """A link that takes its time to hang up, and sets `ending` when it begins to."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.ending = asyncio.Event()
+
+    async def run(self) -> None:
+        try:
+            await super().run()
+        finally:
+            self.ending.set()
+            await asyncio.sleep(60)
+
+
+async def test_who_is_cancelled_while_a_link_ends_is_cancelled_all_the_same() -> None:
+    held = PeerSet((), SlowToEnd, every_s=0.001, resolve=Resolver())
+    await held.register(["a:1"])
+    link = held.by_address["a:1"]
+    await asyncio.sleep(0)
+    leaving = asyncio.create_task(held.register([]))
+    await link.ending.wait()
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+
+
 async def test_localhost_resolves_to_the_loopback_address() -> None:
     assert "127.0.0.1:80" in await resolve("dns:localhost:80")
     assert await resolve("dns:[::1]:80") == ("[::1]:80",)
