@@ -130,14 +130,22 @@ class PeerSet(Generic[P]):
         level = logging.WARNING
         while True:
             try:
-                self._found[name] = tuple(await self._resolve(name))
-                level = logging.WARNING
-            except (OSError, UnicodeError) as error:
-                # Addresses found before stay: a resolver that is away is no reason to hang up on any peer.
-                log.log(level, "not resolved", extra={"fields": {"peer": name, "why": str(error)}})
-                level = logging.DEBUG
-            await self._apply()
+                level = await self._follow_once(name, level)
+            except Exception:  # a fault of this code must not leave a name unresolved for good
+                log.exception("peers were not brought up to date", extra={"fields": {"peer": name}})
             await asyncio.sleep(self._every_s)
+
+    async def _follow_once(self, name: str, level: int) -> int:
+        """Resolve a name and change the links; returns the level at which the next failure is logged."""
+        try:
+            self._found[name] = tuple(await self._resolve(name))
+            level = logging.WARNING
+        except (OSError, UnicodeError) as error:
+            # Addresses found before stay: a resolver that is away is no reason to hang up on any peer.
+            log.log(level, "not resolved", extra={"fields": {"peer": name, "why": str(error)}})
+            level = logging.DEBUG
+        await self._apply()
+        return level
 
     async def _apply(self) -> None:
         async with self._applying:

@@ -173,6 +173,9 @@ class VerifierLink:
                     await self._watch()
                 except (grpc.aio.AioRpcError, OutriderError, ValueError) as error:
                     self._note("verifier out of reach", logging.DEBUG, why=peer_text(str(error)))
+                except Exception:  # a fault of this code costs one stream, never the verifier
+                    log.exception("verifier link failed", extra={"fields": {"peer": self.address}})
+                    await asyncio.sleep(REDIAL_S[1])
                 if self.reachable:
                     backoff.reset()
                 await asyncio.sleep(backoff.next_s())
@@ -345,17 +348,24 @@ class VerifierLink:
         while True:
             due = time.monotonic() + GUARD_EVERY_S
             await asyncio.sleep(GUARD_EVERY_S)
-            now = time.monotonic()
-            if now - due > GUARD_EVERY_S:
-                self._judge.stood_still(now, now - due)
-            verdict = self._judge.verdict(now, lone=not self.has_peer())
-            if verdict is Verdict.DEAD:
-                silence = self._judge.silence(now)
-                self._give_up(f"gave no sign of life for {silence:.1f} s")
-            elif verdict is Verdict.SUSPECT:
-                await self._probe()
-            if self.draining and self.reachable and self.has_peer():
-                self._urge(time.monotonic())
+            try:
+                await self._check(due)
+            except Exception:  # without its guard a link never gives a silent verifier up
+                log.exception("a verifier was not checked", extra={"fields": {"peer": self.address}})
+
+    async def _check(self, due: float) -> None:
+        """Check the verifier once; `due` is the time at which this was to happen."""
+        now = time.monotonic()
+        if now - due > GUARD_EVERY_S:
+            self._judge.stood_still(now, now - due)
+        verdict = self._judge.verdict(now, lone=not self.has_peer())
+        if verdict is Verdict.DEAD:
+            silence = self._judge.silence(now)
+            self._give_up(f"gave no sign of life for {silence:.1f} s")
+        elif verdict is Verdict.SUSPECT:
+            await self._probe()
+        if self.draining and self.reachable and self.has_peer():
+            self._urge(time.monotonic())
 
     def _urge(self, now: float) -> None:
         """Ask all sessions to move elsewhere, again and again while some could not."""

@@ -147,6 +147,23 @@ async def test_a_resolver_that_fails_changes_nothing_and_says_so_once(
     await held.stop()
 
 
+async def test_a_fault_is_told_and_the_name_is_followed_further(caplog: pytest.LogCaptureFixture) -> None:
+    resolver = Resolver("a:1")
+    held = links(resolver, NAME)
+    held.start()
+    await resolver.again()
+    resolver.found = RuntimeError("a fault")
+    await resolver.again()
+    assert list(held.by_address) == ["a:1"]
+    resolver.found = ("b:1",)
+    await resolver.again()
+    assert list(held.by_address) == ["b:1"]
+    assert {one.message for one in caplog.records if one.levelname == "ERROR"} == {
+        "peers were not brought up to date"
+    }
+    await held.stop()
+
+
 class SlowToEnd(ToyLink):
     """A link that takes its time to hang up, and sets `ending` when it begins to."""
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.fleet.verifier_link import VerifierLink
+from orchestrator.fleet.liveness import LivenessJudge
+from orchestrator.fleet.verifier_link import VerifierLink, VerifierLost
 from outrider.v1 import verifier_pb2
 from outrider.wire.codec import MAX_NAME, SessionKey
 from speculative.errors import StaleEpoch, Unavailable
@@ -19,9 +20,14 @@ class Stub:
 
     def __init__(self, answer: Callable[[], Awaitable[verifier_pb2.OpenResponse]]) -> None:
         self.answer = answer
+        self.described = 0
 
     async def Open(self, message: verifier_pb2.OpenRequest, **how: Any) -> verifier_pb2.OpenResponse:
         return await self.answer()
+
+    async def Describe(self, message: verifier_pb2.VerifierDescribeRequest, **how: Any) -> Any:
+        self.described += 1
+        raise RuntimeError("a fault")
 
 
 async def link_to(answer: Callable[[], Awaitable[verifier_pb2.OpenResponse]]) -> VerifierLink:
@@ -96,6 +102,43 @@ async def test_a_caller_that_goes_away_cancels_its_call() -> None:
         await task
     await asyncio.sleep(0)
     assert ended == ["call"]
+
+
+async def until(happened: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not happened():  # noqa: ASYNC110  # nothing sets an event
+            await asyncio.sleep(0.01)
+
+
+async def test_a_fault_in_dialling_is_told_and_the_link_dials_again(caplog: pytest.LogCaptureFixture) -> None:
+    link: Any = await link_to(later)
+    running = asyncio.create_task(link.run())
+    await until(lambda: running.done() or link._stub.described >= 2)
+    assert not running.done()
+    assert "verifier link failed" in caplog.messages
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_fault_in_a_check_is_told_and_a_silent_verifier_given_up_all_the_same(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    faults = [RuntimeError("a fault")]
+
+    def has_peer() -> bool:
+        if faults:
+            raise faults.pop()
+        return True
+
+    link: Any = await link_to(later)
+    link._judge = LivenessJudge(0.0, silent_s=0.01, stalled_s=0.01)
+    link.has_peer = has_peer
+    reader = link.read(SessionKey("", "mine"), 1, 1, asyncio.Event())
+    guard = asyncio.create_task(link._guard())
+    await until(lambda: guard.done() or reader.error is not None)
+    assert isinstance(reader.error, VerifierLost)
+    assert "a verifier was not checked" in caplog.messages
+    guard.cancel()
 
 
 class Written:
