@@ -129,8 +129,7 @@ class RelayedRequest:
                 async for event in events:
                     yield event
         finally:
-            if self._cancel_watch is not None:
-                self._cancel_watch.cancel()
+            self._end_cancel_watch()
 
     async def _across_verifiers(self, placement: Placement, first: Event) -> AsyncGenerator[Event, None]:
         """Yield `first`, then the events of this placement and of those that follow it."""
@@ -138,6 +137,7 @@ class RelayedRequest:
             if (
                 placement.epoch != self._opener.first
             ):  # a Cancel may have gone to where the session was before
+                self._end_cancel_watch()
                 self._cancel_watch = asyncio.create_task(self._heed_cancel(placement), name="cancels")
             try:
                 async with aclosing(self._read(placement, first)) as events:
@@ -185,6 +185,10 @@ class RelayedRequest:
         if await self._ledger.was_cancelled_meanwhile(self._request.key, placement.epoch):
             self._state.cancelled = True
             placement.cancel_soon()
+
+    def _end_cancel_watch(self) -> None:
+        if self._cancel_watch is not None:
+            self._cancel_watch.cancel()
 
     async def _move(self, placement: Placement) -> None:
         """Raise Moved once another verifier has what a draining one still has.

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from orchestrator.store.ledger import Ledger
+from outrider.wire.codec import SessionKey
 from outrider.wire.workers import WorkerEntry, WorkerState
 from speculative.errors import OutriderError
 from tests.in_time import in_time
@@ -41,6 +43,31 @@ async def test_a_draining_verifier_s_sessions_are_taken_over_while_it_still_work
     assert min(it.epoch for it in second.opened) > max(it.epoch for it in first.opened)
     await world.until(lambda: len(first.cancelled) == n)
     assert front.sample("peer_draining", peer=first.address) == 1
+
+
+async def test_a_request_that_moves_twice_leaves_no_watch_for_cancels_behind(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watches = []
+
+    async def endless(ledger: Ledger, key: SessionKey, epoch: int) -> bool:
+        watches.append(asyncio.current_task())
+        await asyncio.Event().wait()
+        return False
+
+    monkeypatch.setattr(Ledger, "was_cancelled_meanwhile", endless)
+    front, first, second = await two(world)
+    stream = front.client.stream(ids=[5], max_tokens=LIMIT - 1)
+    await anext(stream)
+    first.draining = True
+    await world.until(lambda: second.opened)
+    first.draining = False
+    await world.until(lambda: not front.sample("peer_draining", peer=first.address))
+    second.draining = True
+    await world.until(lambda: len(first.opened) == 2)
+    assert (await stream.completion()).usage.recoveries == 2
+    assert len(watches) == 2
+    await world.until(lambda: all(task.done() for task in watches if task is not None))
 
 
 async def test_it_gets_no_new_session(world: Any) -> None:
