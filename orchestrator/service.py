@@ -1,7 +1,9 @@
 """Puts the orchestrator together from its settings, and runs it inside a process."""
 
+import logging
 import secrets
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
@@ -40,6 +42,8 @@ from speculative.errors import InvalidRequest, OutriderError
 
 if TYPE_CHECKING:
     from orchestrator.front.http.connections.server import HttpServer
+
+log = logging.getLogger(__name__)
 
 
 class OrchestratorService:
@@ -88,19 +92,21 @@ class OrchestratorService:
             self._http.start()
 
     async def stop(self, grace: float) -> None:
-        await self._limit.stop(grace)
-        if self._http is not None:
-            await self._http.stop()
-        if self._registry is not None:
-            await self._registry.stop()
-        if self._edge is not None:
-            await self._edge.stop()
-        await self._relay.stop()
-        await self._shared_load.stop()
-        if self._quotas is not None:
-            await self._quotas.stop()
-        await self._ledger.stop()
-        await self._fleet.stop()
+        await _stopped("requests", self._limit.stop(grace))
+        # The process cuts off a stop that takes too long. The ledger still has changes to write, so it goes
+        # before the slow parts; only what uses its store goes before it.
+        store_users = (self._registry, self._shared_load, self._quotas, self._relay)
+        for part in (*store_users, self._ledger, self._edge, self._http, self._fleet):
+            if part is not None:
+                await _stopped(type(part).__name__, part.stop())
+
+
+async def _stopped(name: str, stopping: Coroutine[Any, Any, None]) -> None:
+    """Wait until a part has stopped; a fault in one part keeps no other from stopping."""
+    try:
+        await stopping
+    except Exception:
+        log.exception("%s did not stop", name)
 
 
 async def build(context: ServiceContext[OrchestratorSettings]) -> OrchestratorService:
