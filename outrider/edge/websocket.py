@@ -43,6 +43,7 @@ RETRY_S = 1.0
 """Seconds until a retry where there is no capacity: a close frame tells no time."""
 MOST_BYTES = 8 << 20
 """The longest message that is read."""
+CANCELLED = "the request was cancelled"
 CONTINUED, BINARY, CLOSE, PING, PONG = 0, 2, 8, 9, 10
 """Opcodes of frames."""
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -184,15 +185,15 @@ class WebSocketCall(Iterator[Response]):
         """Reads until the request has ended; the thread's function."""
         try:
             connection = self._socket = self._address.dial()
-            if self._cancelled:
-                return
+            if self._cancelled:  # while it dialled, when there was no connection to hang up
+                raise Unavailable(CANCELLED)
             threading.Thread(target=self._write, name="outrider-websocket-out", daemon=True).start()
             self._read(connection)
             self._arrived.put(None)
         except OutriderError as error:
             self._arrived.put(error)
         except (OSError, ValueError, DecodeError) as error:  # the last two: what came is no message
-            why = "the request was cancelled" if self._cancelled else f"the connection was lost: {error}"
+            why = CANCELLED if self._cancelled else f"the connection was lost: {error}"
             self._arrived.put(Unavailable(why))
         finally:
             self._hang_up()

@@ -5,7 +5,7 @@ import socket
 import struct
 import threading
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -14,6 +14,7 @@ from outrider.edge.websocket import BINARY, WebAddress, WebSocketCall, frame, re
 from outrider.v1 import generation_pb2
 from speculative.errors import InvalidRequest, OutriderError, Overloaded, Unauthenticated, Unavailable
 
+WAIT_S = 20.0
 MASK = b"\x37\xfa\x21\x3d"
 FINISHED = generation_pb2.GenerateResponse(finished=generation_pb2.GenerateFinished(seed=5))
 
@@ -49,22 +50,34 @@ def test_a_broken_frame_is_an_error(data: bytes) -> None:
 
 
 @contextmanager
-def server(*frames: bytes, refusal: bytes = b"") -> Iterator[str]:
-    """URL of a server that shakes hands once, sends these frames, and hangs up."""
+def server(
+    *frames: bytes,
+    refusal: bytes = b"",
+    asked: Callable[[], object] = lambda: None,
+    answered: Callable[[], object] = lambda: None,
+) -> Iterator[str]:
+    """URL of a server that shakes hands once, sends these frames, and hangs up.
+
+    Args:
+        asked: called before it shakes hands.
+        answered: called before it hangs up.
+    """
     listening = socket.create_server(("127.0.0.1", 0))
 
     def answer() -> None:
         connection, _ = listening.accept()
         with connection:
-            asked = b""
-            while b"\r\n\r\n" not in asked:
-                asked += connection.recv(4096)
-            key = asked.partition(b"Sec-WebSocket-Key: ")[2].partition(b"\r\n")[0]
+            request = b""
+            while b"\r\n\r\n" not in request:
+                request += connection.recv(4096)
+            asked()
+            key = request.partition(b"Sec-WebSocket-Key: ")[2].partition(b"\r\n")[0]
             guid = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
             accept = b64encode(hashlib.sha1(key + guid, usedforsecurity=False).digest())
             agreed = b"HTTP/1.1 101 Switching\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
             agreed += b"Sec-WebSocket-Accept: " + accept + b"\r\n\r\n"
             connection.sendall(refusal or agreed + b"".join(frames))
+            answered()
 
     thread = threading.Thread(target=answer)
     thread.start()
@@ -127,6 +140,22 @@ def test_rubbish_and_hanging_up_are_a_lost_connection() -> None:
 def test_a_refused_handshake_says_why(refusal: bytes, kind: type[OutriderError], why: str) -> None:
     with server(refusal=refusal) as url, pytest.raises(kind, match=why):
         next(call(url))
+
+
+def test_a_request_that_is_cancelled_while_it_dials_ends() -> None:
+    dialling, cancelled = threading.Event(), threading.Event()
+
+    def shake_hands_late() -> None:
+        dialling.set()
+        assert cancelled.wait(WAIT_S)
+
+    with server(asked=shake_hands_late) as url:
+        stream = call(url)
+        assert dialling.wait(WAIT_S)
+        stream.cancel()
+        cancelled.set()
+        with pytest.raises(Unavailable, match="was cancelled"):
+            next(stream)
 
 
 def test_places_without_a_server_are_named() -> None:
