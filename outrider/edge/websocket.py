@@ -38,6 +38,8 @@ PATH = "/v1/generate"
 SUBPROTOCOL = "outrider.v1"
 DIAL_S = 10.0
 """Seconds for the connection and the handshake."""
+SILENCE_S = 60.0
+"""Seconds without a byte after which the connection is lost: the server pings every 20 s."""
 ERRORS = 4000
 RETRY_S = 1.0
 """Seconds until a retry where there is no capacity: a close frame tells no time."""
@@ -104,7 +106,7 @@ class WebAddress:
                 context = self.context or ssl.create_default_context()
                 connection = context.wrap_socket(connection, server_hostname=host)
             self._shake_hands(connection, split.netloc, split.path.rstrip("/"))
-            connection.settimeout(None)
+            connection.settimeout(SILENCE_S)
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise Unavailable(f"{self.url} cannot be reached: {error or type(error).__name__}") from error
@@ -230,8 +232,12 @@ class WebSocketCall(Iterator[Response]):
     def _send(self, opcode: int, data: bytes) -> None:
         connection = self._socket
         if connection is not None:
-            with self._sending:
-                connection.sendall(frame(opcode, data, os.urandom(4)))
+            try:
+                with self._sending:
+                    connection.sendall(frame(opcode, data, os.urandom(4)))
+            except OSError:
+                self._hang_up()  # a part may have gone out, and nothing may follow it
+                raise
 
     def _hang_up(self) -> None:
         if (connection := self._socket) is not None:

@@ -120,6 +120,15 @@ def test_rubbish_and_hanging_up_are_a_lost_connection() -> None:
             next(call(url))
 
 
+def test_a_server_that_falls_silent_is_a_lost_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.edge.websocket.SILENCE_S", 0.05)
+    noticed = threading.Event()
+    with server(answered=lambda: noticed.wait(WAIT_S)) as url:
+        with pytest.raises(Unavailable, match="lost"):
+            next(call(url))
+        noticed.set()
+
+
 @pytest.mark.parametrize(
     ("refusal", "kind", "why"),
     [
