@@ -16,6 +16,7 @@ from outrider.edge.backends import DraftModel
 from outrider.edge.controller import Controller, Decision
 from outrider.edge.device_session import DeviceSession, DraftingCounts, Terms
 from outrider.edge.measurements import Measurements
+from outrider.edge.top_k import DraftModelFailed
 from outrider.edge.trials import ModeTrials
 from outrider.edge.wire import drafts_to_wire, terms_from_wire
 from outrider.v1 import generation_pb2
@@ -150,9 +151,10 @@ class _Noted:
 
 @dataclass(frozen=True, slots=True)
 class _Lent:
-    """A function that uses the model in the thread."""
+    """A function that uses the model in the thread, and what takes the reason why it was not called."""
 
     use: Callable[[DraftModel], None]
+    failed: Callable[[OutriderError], None]
 
 
 _Event = _Started | _Committed | _Ended | _Noted | _Lent | None
@@ -254,13 +256,14 @@ class DraftingThread:
             if self._owner is request:
                 self._owner = None
 
-    def lend(self, use: Callable[[DraftModel], None]) -> None:
+    def lend(self, use: Callable[[DraftModel], None], failed: Callable[[OutriderError], None]) -> None:
         """Has the thread call a function with the model; for the request that has claimed the model.
 
         Args:
             use: raises nothing; may take long.
+            failed: called instead of `use` if the model has failed for good.
         """
-        self._events.put(_Lent(use))
+        self._events.put(_Lent(use, failed))
 
     def idle(self) -> None:
         """Returns once all messages received so far are handled."""
@@ -287,8 +290,28 @@ class DraftingThread:
             while self._take_events(model):
                 if self._work is not None:
                     self._draft(model, self._work)
+        except Exception as error:  # whatever the model's library raises outside a pass
+            log.exception("%s failed outside a pass; it is used no more", model.name)
+            self._refuse(DraftModelFailed(f"{model.name} failed: {type(error).__name__}: {error}"))
         finally:
             model.close()
+
+    def _refuse(self, failure: OutriderError) -> None:
+        """Answers all events with the model's failure until `close`: nobody waits for a lost model."""
+        with self._lock:
+            self._failure = failure
+        if self._work is not None:
+            self._give_up(self._work.request, str(failure))
+        while (event := self._events.get()) is not None:
+            match event:
+                case _Noted():
+                    event.handled.set()
+                case _Lent():
+                    event.failed(failure)
+                case _Started() if self._owner is event.request and _takes_drafts(event.started):
+                    self._give_up(event.request, str(failure))
+                case _:
+                    pass  # of a request that goes on without drafts
 
     def _take_events(self, model: DraftModel) -> bool:
         """Handles received messages; waits if there is nothing to draft. Returns False if the thread must
@@ -339,7 +362,7 @@ class DraftingThread:
             return
         if self._work is not None:
             self._stop(self._work)
-        if device.refused or not event.started.HasField("device"):
+        if not _takes_drafts(event.started):
             request.offered_wait_ms = 0  # no round waits
             self._give_up(request, device.refused or "the server knows nothing of drafts from devices")
             return
@@ -448,3 +471,7 @@ class DraftingThread:
     def _stop(self, work: _Work) -> None:
         self._read = work.session.read
         self._work = None
+
+
+def _takes_drafts(started: generation_pb2.GenerateStarted) -> bool:
+    return started.HasField("device") and not started.device.refused

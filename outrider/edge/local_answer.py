@@ -168,7 +168,7 @@ class LocalStream(Iterator[Chunk]):
         drafting.wait_open()
         if not drafting.claim(self._owner):
             raise Overloaded(self._owner.trouble, RETRY_S)
-        drafting.lend(self._generate)
+        drafting.lend(self._generate, self._end)
 
     def __next__(self) -> Chunk:
         arrived = self._chunks.get()
@@ -214,6 +214,9 @@ class LocalStream(Iterator[Chunk]):
             failure = error
         except Exception as error:  # whatever the model's library raises
             failure = OutriderError(f"{model.name} failed: {type(error).__name__}: {error}")
+        self._end(failure)
+
+    def _end(self, failure: OutriderError | None) -> None:
         # A caller that has read the end may ask for the next answer at once.
         self._drafting.release(self._owner)
         self._chunks.put(failure)

@@ -60,6 +60,14 @@ class Server:
             if drafts.ids:
                 return drafts
 
+    def last_wait_ms(self) -> int | None:
+        """How long rounds wait by the last message that was sent; None: it says nothing of it."""
+        self.drafting.idle()
+        last = generation_pb2.GenerateRequest()
+        while not self.sent.empty():
+            last = self.sent.get()
+        return last.drafts.wait_ms if last.drafts.HasField("wait_ms") else None
+
     def until_trouble(self) -> str:
         """Waits until the device has given the request up."""
         while not self.request.trouble:
@@ -181,6 +189,26 @@ def test_a_report_says_why_the_model_fails_while_it_is_tried_again() -> None:
         drafting.close()
 
 
+def test_a_model_that_fails_outside_a_pass_is_used_no_more(drafting: DraftingThread, model: ToyModel) -> None:
+    def rewind(to: int) -> None:
+        raise RuntimeError("the cache is gone")
+
+    server = Server(drafting, Mode.WAITING)
+    drafting.claim(server.request)
+    server.start()
+    wrong = (server.window().ids[0] + 1) % VOCABULARY
+    model.rewind = rewind  # type: ignore[method-assign]
+    model.fails = 1
+    server.commit(wrong)
+    assert server.until_trouble() == "toy failed: RuntimeError: the cache is gone"
+    assert server.last_wait_ms() == 0, "no round is to wait for a device that has given up"
+    server.request.offered_wait_ms = 70
+    server.start()
+    assert server.last_wait_ms() == 0, "nor after the stream was resumed"
+    drafting.release(server.request)
+    assert not drafting.claim(Server(drafting).request)
+
+
 def test_waits_are_asked_for_and_taken_back(drafting: DraftingThread, model: ToyModel) -> None:
     server = Server(drafting, Mode.WAITING)
     drafting.claim(server.request)
@@ -190,13 +218,7 @@ def test_waits_are_asked_for_and_taken_back(drafting: DraftingThread, model: Toy
     model.fails = 1000
     server.commit((first + 1) % VOCABULARY)
     server.until_trouble()
-    drafting.idle()
-    last = None
-    while not server.sent.empty():
-        last = server.sent.get()
-    assert last is not None
-    assert last.drafts.HasField("wait_ms")
-    assert last.drafts.wait_ms == 0, "no round is to wait for a device that has given up"
+    assert server.last_wait_ms() == 0, "no round is to wait for a device that has given up"
 
 
 def test_a_wait_that_came_with_the_request_is_not_told_again_and_is_taken_back(

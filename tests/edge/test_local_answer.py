@@ -17,11 +17,12 @@ from outrider.edge.edge_drafter import EdgeDrafter
 from outrider.edge.endpoint.cloud import Cloud
 from outrider.edge.endpoint.server import EdgeEndpoint
 from outrider.edge.local_answer import LocalRequest, LocalStream
-from outrider.edge.top_k import TopK
+from outrider.edge.top_k import DraftModelFailed, TopK
 from speculative.errors import InvalidRequest, OutriderError, Overloaded, Unavailable
 from speculative.stop import FinishReason
 from tests.edge.toy import VOCABULARY, TextToy, ToyModel, guess
 
+WAIT_S = 20.0
 NOWHERE = "127.0.0.1:9"
 PROMPT = "ab c"
 IDS = tuple(TextToy().encode(PROMPT))
@@ -166,6 +167,31 @@ def test_one_answer_at_a_time_and_a_closed_one_makes_room() -> None:
     assert first.completion().finish_reason is FinishReason.CANCELLED
     assert len(LocalStream(drafting, request).completion().ids) == 128
     drafting.close()
+
+
+class UnrewindableToy(TextToy):
+    """A toy that fails when its first answer is cleared away, once it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    def rewind(self, to: int) -> None:
+        if self.ids:
+            assert self.go.wait(WAIT_S)
+            raise RuntimeError("the cache is gone")
+
+
+def test_a_model_that_fails_between_two_answers_ends_the_one_that_waits() -> None:
+    model = UnrewindableToy()
+    with EdgeDrafter(NOWHERE, model) as drafter:
+        assert drafter.generate_locally(PROMPT, max_tokens=1).ids
+        waiting = drafter.stream_locally(PROMPT, max_tokens=1)
+        model.go.set()
+        with pytest.raises(DraftModelFailed, match="the cache is gone"):
+            next(waiting)
+        with pytest.raises(DraftModelFailed, match="the cache is gone"):
+            drafter.generate_locally(PROMPT)
 
 
 async def test_the_same_inside_an_event_loop(model: TextToy) -> None:
