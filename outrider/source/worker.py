@@ -265,7 +265,13 @@ class SourceWorker(ABC, Generic[S]):
             self.fail(follow)
         else:
             self.roster.add(session)
+            self._opened(session)
+
+    def _opened(self, session: S) -> None:
+        try:
             self.opened(session)
+        except Exception:
+            self.fail(session)
 
     def _progress(self, progress: Progress) -> None:
         session = self._session(progress.stream, progress.alias)

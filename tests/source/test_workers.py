@@ -200,7 +200,7 @@ def test_nothing_is_drafted_for_sessions_that_want_nothing(driven: Driven) -> No
     assert driven.refused == []
 
 
-@pytest.mark.parametrize("where", ["open", "progressed"])
+@pytest.mark.parametrize("where", ["open", "opened", "progressed"])
 def test_a_session_that_fails_by_itself_is_refused_and_the_others_go_on(
     driven: Driven, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
