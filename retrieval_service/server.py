@@ -114,7 +114,8 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
     ) -> retrieval_pb2.Corpus:
         """Builds a corpus of the documents of this stream, then drafts from it; see retrieval.proto."""
         worker, loaded = self._ready()
-        first = await anext(aiter(requests), None)
+        messages = in_time(requests)
+        first = await anext(messages, None)
         named = None if first is None else await parsed(first)
         if named is None or not named.HasField("start"):
             raise InvalidRequest("the first message must be `start`")
@@ -128,7 +129,7 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
         ):
             await self._builds.check_room(path)  # before documents are taken in vain
             with Spool(loaded.store.root, tokens, room) as spool:
-                async for message in in_time(requests):
+                async for message in messages:
                     await asyncio.to_thread(spool.add, await parsed(message, DOCUMENT_BOUNDS))
                 await self._builds.run(path, spool, key.owner)
                 return await _add(worker, loaded, key)

@@ -132,14 +132,16 @@ def test_builds_of_one_tenant_share_its_room_and_give_it_back() -> None:
     assert SpoolRoom(1).most_mb == 1
 
 
-async def test_a_stream_that_says_nothing_more_is_given_up(
-    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("said", [[start("x")], []], ids=["more", "at all"])
+async def test_a_stream_that_says_nothing_is_given_up(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[Build]
 ) -> None:
     async with serving(tiny_llama, tmp_path) as live:
         with monkeypatch.context() as impatient:
             impatient.setattr("retrieval_service.server.DOCUMENT_S", 0.1)
             call = live.retrieval.BuildCorpus()
-            await call.write(start("x"))
+            for message in said:
+                await call.write(message)
             with pytest.raises(grpc.aio.AioRpcError, match="no message came for 0 s"):
                 await asyncio.wait_for(call, 60)
         assert (await live.build("x", LINE)).documents == 1
