@@ -265,7 +265,7 @@ class DrafterWorker(SourceWorker[DraftingSession]):
             if rows is not None:
                 batch.append((session, rows))
                 # A late session still reads one id a pass: none starves behind a long prompt.
-                chunk = max(1, chunk - len(rows.tokens))
+                chunk = max(1, chunk - session.unread)
         self._busy = len(batch)
         return batch
 

@@ -144,10 +144,24 @@ def test_a_long_prompt_is_read_in_chunks_while_others_go_on(bench_of: Callable[.
     bench.sent.clear()
     for _ in range(3):
         bench.worker.work()
-    assert bench.drafter.passes[1:] == [10, 10, 10]
+    assert bench.drafter.passes[1:] == [2 + 10, 1 + 10, 1 + 10], "nodes of the one, ids of the other"
     assert {alias for _, alias, _ in bench.sent} == {1}
     bench.worker.work()
     assert {alias for _, alias, _ in bench.sent} == {1, 2}
+
+
+def test_a_new_prompt_is_read_as_fast_beside_many_sessions_that_draft(
+    bench_of: Callable[..., Bench],
+) -> None:
+    bench = bench_of(chunk=10, nodes_per_pass=8)
+    for alias in range(4):
+        bench.follow(alias, (7, alias))
+    bench.worker.work()
+    bench.follow(4, [1] * 20)
+    bench.worker.work()
+    bench.sent.clear()
+    bench.worker.work()
+    assert 4 in {alias for _, alias, _ in bench.sent}, "two passes read twenty ids by tens"
 
 
 def test_a_commit_between_two_passes_redirects_growth(bench: Bench) -> None:
