@@ -1,7 +1,7 @@
 """Documents of all tenants: added, removed and kept on disk while sessions copy from them."""
 
 import threading
-from collections.abc import Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +54,8 @@ class Documents:
         self.near = NearDocuments(self._library)
         self._changing = threading.Lock()
         self._held = {name: self._count(name) for name in self._library.kinds()}
+        self._coming: dict[str, list[dict[str, int]]] = {}
+        """Tokens of the documents that are being added, by owner, addition and name."""
 
     def add(self, owner: str, documents: Sequence[tuple[str, Sequence[int]]]) -> int:
         """Adds documents, a name and ids each, in memory; `save` them in the end.
@@ -63,11 +65,21 @@ class Documents:
 
         Raises:
             Overloaded: there is no room for all of them; none was added.
+            EmbeddingsFailed, EmbeddingsUnfit: the embeddings server did not answer; the first ones may have
+                been added.
         """
+        # Embedding takes long, and neither other tenants nor removals wait for it.
+        coming = {name: self.charged(ids) for name, ids in documents}
         with self._changing:
-            self._check_room(owner, documents)
+            self._check_room(owner, coming)
+            self._coming.setdefault(owner, []).append(coming)
+        try:
             self._library.add(owner, documents)
-            return self._counted(owner)
+        finally:
+            with self._changing:
+                self._came(owner, coming)
+                count = self._counted(owner)
+        return count
 
     @staticmethod
     def charged(ids: Sized) -> int:
@@ -86,19 +98,26 @@ class Documents:
             The number of documents removed.
         """
         with self._changing:
-            before, _ = self._held.get(owner, (0, 0))
-            for name in names:
-                self._library.remove(owner, name)
-            if not names:
-                self._library.forget(owner)
-            left = self._counted(owner)
+            if names:
+                removed = sum(self._library.remove(owner, name) for name in names)
+            else:
+                removed = self._library.forget(owner)
+            self._counted(owner)
         self.save()
-        return before - left
+        return removed
 
-    def _check_room(self, owner: str, documents: Sequence[tuple[str, Sequence[int]]]) -> None:
-        held = {one.name: self.charged(one.ids) for one in self._library.documents(owner)}
-        own = sum((held | {name: self.charged(ids) for name, ids in documents}).values())
+    def _check_room(self, owner: str, coming: Mapping[str, int]) -> None:
+        expected = {one.name: self.charged(one.ids) for one in self._library.documents(owner)}
+        for addition in (*self._coming.get(owner, ()), coming):
+            expected |= addition
+        own = sum(expected.values())
         others = sum(tokens for name, (_, tokens) in self._held.items() if name != owner)
+        others += sum(
+            sum(addition.values())
+            for name, additions in self._coming.items()
+            for addition in additions
+            if name != owner
+        )
         for tokens, most, whose in (
             (own, self._limits.tokens_of_tenant, "of one tenant"),
             (others + own, self._limits.tokens, "of all tenants"),
@@ -108,6 +127,14 @@ class Documents:
                     f"documents {whose} would have {tokens} tokens; at most {most} are kept: remove some",
                     RETRY_AFTER_S,
                 )
+
+    def _came(self, owner: str, addition: dict[str, int]) -> None:
+        """Notes that an addition has ended: what it added counts as held."""
+        left = [one for one in self._coming[owner] if one is not addition]
+        if left:
+            self._coming[owner] = left
+        else:
+            del self._coming[owner]
 
     def _counted(self, owner: str) -> int:
         self._held[owner] = self._count(owner)

@@ -1,0 +1,113 @@
+"""Documents within their limits, while others are added, removed, and refused by the embeddings server."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from retrieval_service.dense.documents import DocumentLimits, Documents
+from retrieval_service.dense.embeddings import TableEmbedder, Vectors
+from retrieval_service.dense.errors import EmbeddingsFailed
+from speculative.errors import Overloaded
+
+WAIT_S = 20.0
+LIMITS = DocumentLimits(tokens=100, tokens_of_tenant=60)
+SLOW = 7
+"""An id whose embedding takes until a test lets it go on."""
+REFUSED = 8
+"""An id that the embeddings server does not take."""
+
+
+class Server:
+    """An embeddings server over a table, slow with some ids and without an answer for others."""
+
+    def __init__(self, embedder: TableEmbedder) -> None:
+        self._embedder = embedder
+        self.name, self.digest, self.dimensions = embedder.name, embedder.digest, embedder.dimensions
+        self.asked, self.go_on = threading.Event(), threading.Event()
+
+    def embed(self, windows: Sequence[Sequence[int] | np.ndarray[Any, Any]]) -> Vectors:
+        if any(REFUSED in window for window in windows):
+            raise EmbeddingsFailed("on purpose")
+        if any(SLOW in window for window in windows):
+            self.asked.set()
+            assert self.go_on.wait(WAIT_S)
+        return self._embedder.embed(windows)
+
+
+@pytest.fixture
+def server(embedder: TableEmbedder) -> Server:
+    return Server(embedder)
+
+
+@pytest.fixture
+def documents(server: Server) -> Iterator[Documents]:
+    documents = Documents(server, "digest", None, LIMITS)
+    yield documents
+    documents.near.close()
+
+
+Start = Callable[..., "Future[int]"]
+
+
+@pytest.fixture
+def start(server: Server, documents: Documents) -> Iterator[Start]:
+    """Begins to add documents whose embedding takes long."""
+    with ThreadPoolExecutor() as pool:
+
+        def begin(owner: str, name: str = "slow", tokens: int = 40) -> "Future[int]":
+            server.asked.clear()
+            adding = pool.submit(documents.add, owner, [(name, [SLOW] * tokens)])
+            assert server.asked.wait(WAIT_S)
+            return adding
+
+        yield begin
+        server.go_on.set()
+
+
+def test_nobody_waits_for_documents_that_are_being_embedded(
+    server: Server, documents: Documents, start: Start
+) -> None:
+    documents.add("a", [("first", [1] * 20)])
+    adding = start("a")
+    assert documents.add("b", [("one", [1] * 20), ("two", [2] * 20)]) == 2
+    assert documents.remove("b", ["one", "none"]) == 1
+    assert documents.remove("a", []) == 1
+    assert not adding.done()
+    server.go_on.set()
+    assert adding.result(WAIT_S) == 0, "what was removed meanwhile does not come back"
+
+
+def test_documents_that_are_being_embedded_take_their_room(
+    server: Server, documents: Documents, start: Start
+) -> None:
+    adding = start("a")
+    with pytest.raises(Overloaded, match="of one tenant would have 61 tokens"):
+        documents.add("a", [("more", [1] * 21)])
+    assert documents.add("a", [("more", [1] * 20)]), "both together are within the limit"
+    with pytest.raises(Overloaded, match="of all tenants would have 101 tokens"):
+        documents.add("b", [("more", [1] * 41)])
+    server.go_on.set()
+    assert adding.result(WAIT_S) == 2
+
+
+def test_two_additions_of_one_document_take_its_room_once(
+    server: Server, documents: Documents, start: Start
+) -> None:
+    one, two = start("a"), start("a")
+    server.go_on.set()
+    assert {one.result(WAIT_S), two.result(WAIT_S)} == {1}
+    assert documents.add("a", [("more", [1] * 20)]) == 2
+
+
+def test_what_was_added_before_the_server_failed_counts(server: Server) -> None:
+    limits = DocumentLimits(tokens=40_000, tokens_of_tenant=40_000)
+    documents = Documents(server, "digest", None, limits)
+    with pytest.raises(EmbeddingsFailed):
+        documents.add("a", [("long", [1] * 20_000), ("refused", [REFUSED] * 40)])
+    with pytest.raises(Overloaded, match="of all tenants would have 40001 tokens"):
+        documents.add("b", [("more", [1] * 20_001)])
+    documents.near.close()
