@@ -176,10 +176,15 @@ class PastOutputs:
         """Wait until all ids added so far are durable; False where they cannot be written now."""
         return self._writer is None or self._writer.flush(timeout)
 
-    def close(self) -> None:
-        """Write the waiting records, and release the folder."""
+    def close(self, timeout: float = 60.0) -> None:
+        """Write the waiting records, and release the folder.
+
+        A disk that does not take them in time keeps the folder until the process ends.
+        """
         if self._writer is not None:
-            self._writer.close()
+            if not self._writer.close(timeout):
+                self._say(f"past outputs were not all written within {timeout:g} s")
+                return
             self._writer = None
         if self._held is not None:
             self._held.close()

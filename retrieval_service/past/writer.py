@@ -5,6 +5,7 @@ behind, and a snapshot brings its files up to date once there is room. Until the
 disk, never a wrong one.
 """
 
+import logging
 import queue
 import threading
 import time
@@ -15,6 +16,8 @@ from dataclasses import dataclass
 
 from retrieval_service.past.tenant import Tenant
 from retrieval_service.past.text import Added
+
+_log = logging.getLogger(__name__)
 
 Job = Callable[[], None]
 Item = tuple[Tenant, Added] | Job | None
@@ -78,10 +81,15 @@ class Writer:
         """Remove a tenant's files. Raises OSError."""
         self._do(lambda: self._wipe(tenant), timeout)
 
-    def close(self) -> None:
-        """Write the waiting records and end the thread."""
-        self._queue.put(None)
-        self._thread.join()
+    def close(self, timeout: float) -> bool:
+        """Write the waiting records and end the thread; False where the disk did not take them in time."""
+        ends = time.monotonic() + timeout
+        try:
+            self._queue.put(None, timeout=timeout)
+        except queue.Full:
+            return False
+        self._thread.join(max(0.0, ends - time.monotonic()))
+        return not self._thread.is_alive()
 
     def waiting(self) -> int:
         """Number of records and jobs that wait."""
@@ -139,7 +147,7 @@ class Writer:
                 try:
                     files.append(added)
                     self._unsynced.add(tenant)
-                except OSError as error:
+                except Exception as error:  # the thread serves all tenants
                     self._fell_behind(tenant, error)
             if tenant.behind:
                 tenant.skipped_records += len(added)
@@ -151,7 +159,7 @@ class Writer:
             return
         try:
             tenant.files.snapshot(*tenant.copy())
-        except OSError as error:
+        except Exception as error:
             self._fell_behind(tenant, error)
             return
         self._unsynced.discard(tenant)
@@ -159,11 +167,14 @@ class Writer:
             self._failing.discard(tenant)
             self._say(f"past outputs of {tenant.name!r} are on the disk again")
 
-    def _fell_behind(self, tenant: Tenant, error: OSError) -> None:
+    def _fell_behind(self, tenant: Tenant, error: Exception) -> None:
+        """Inside an `except`: notes that the tenant's files lack something, and says so once."""
         tenant.behind = True
         if tenant not in self._failing:
             self._failing.add(tenant)
             self._say(f"past outputs of {tenant.name!r} are in memory only for now: {error}")
+            if not isinstance(error, OSError):  # a fault of this program
+                _log.exception("past outputs of %r could not be written", tenant.name)
 
     def _flush(self) -> bool:
         self._tick()
@@ -182,7 +193,7 @@ class Writer:
             try:
                 if tenant.files is not None and not tenant.gone:
                     tenant.files.sync()
-            except OSError as error:
+            except Exception as error:
                 self._fell_behind(tenant, error)
 
     def _forget(self, tenant: Tenant, sessions: Sequence[str]) -> bool:

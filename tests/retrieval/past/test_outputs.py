@@ -10,11 +10,12 @@ import pytest
 
 from retrieval_service.past.outputs import Limits, PastOutputs
 from retrieval_service.past.records import PastError
-from retrieval_service.past.tenant_files import folder_name
+from retrieval_service.past.tenant_files import TenantFiles, folder_name
 from retrieval_service.past.writer import DiskPolicy
 from retrieval_service.trie import counted
 from tests.in_time import in_time
 
+WAIT_S = 20.0
 SOON = DiskPolicy(sync_s=0.05, rotate_bytes=2_000)
 ROOT = Path(__file__).parents[3]
 
@@ -361,6 +362,58 @@ def test_where_too_many_records_wait_a_snapshot_makes_up_for_them(tmp_path: Path
     assert again.stats().tokens == 600
     assert first(again, "one", [299]) == (7,)
     again.close()
+
+
+@pytest.mark.parametrize("step", ["append", "snapshot", "sync"])
+def test_a_fault_in_writing_costs_no_more_than_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("on purpose")
+
+    said: list[str] = []
+    outputs = PastOutputs(tmp_path, policy=SOON, say=said.append)
+    outputs.extend("one", "s", [1, 2])
+    assert outputs.flush()
+    with monkeypatch.context() as faulty:
+        faulty.setattr(TenantFiles, step, fail)
+        outputs.extend("one", "s", [3])
+        outputs.extend("new", "s", [4, 5])
+        outputs.flush(WAIT_S)
+    assert outputs.flush(WAIT_S)
+    assert "in memory only for now: on purpose" in said[0]
+    assert "on the disk again" in said[-1]
+    outputs.close()
+    again = PastOutputs(tmp_path, policy=SOON)
+    assert (first(again, "one", [2]), first(again, "new", [4])) == ((3,), (5,))
+    again.close()
+
+
+def test_a_disk_that_hangs_holds_up_the_end_no_longer_than_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, hangs = threading.Event(), threading.Event()
+
+    def hang(*_: object) -> None:
+        reached.set()
+        assert hangs.wait(WAIT_S)
+
+    said: list[str] = []
+    outputs = PastOutputs(tmp_path, policy=DiskPolicy(sync_s=0.05, waiting=1), say=said.append)
+    outputs.extend("one", "s", [1, 2])
+    assert outputs.flush()
+    monkeypatch.setattr(TenantFiles, "append", hang)
+    outputs.extend("one", "s", [3])
+    assert reached.wait(WAIT_S)
+    outputs.extend("one", "s", [4])
+    assert outputs.stats().waiting_records == 1, "as many as may wait"
+    outputs.close(timeout=0.1)
+    assert said == ["past outputs were not all written within 0.1 s"]
+    with pytest.raises(PastError):
+        PastOutputs(tmp_path)  # which would write beside the thread
+    hangs.set()
+    outputs.close()
+    PastOutputs(tmp_path).close()
 
 
 def test_what_idle_tenants_give_up_for_room_leaves_memory_while_others_are_fed() -> None:
