@@ -36,12 +36,19 @@ class _KeyUse:
 
     quota: Quota
     allowance: Allowance
+    held: int = 0
+    """Requests that ask to begin, or that run."""
     running: int = 0
     """Requests that the store was asked for, and that have not ended."""
     tokens: int = 0
     """Tokens spent since the last report."""
     unreported: bool = False
     """Whether the store has yet to hear of an end."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether no request needs the entry, and the store has heard everything."""
+        return not (self.held or self.tokens or self.unreported)
 
 
 class ClusterQuotas:
@@ -98,7 +105,21 @@ class ClusterQuotas:
             yield
             return
         use = self._uses.setdefault(key, _KeyUse(quota, allowance))
-        use.quota = quota
+        use.quota, use.allowance = quota, allowance
+        use.held += 1
+        try:
+            await self._admit(key, use)
+            try:
+                yield
+            finally:
+                use.running -= 1
+                use.unreported = True
+                self._ended.set()
+        finally:
+            use.held -= 1
+
+    async def _admit(self, key: str, use: _KeyUse) -> None:
+        """Count one request more as running. Raises QuotaExceeded where the store refuses it."""
         began = time.perf_counter()
         state = await self._begin(key, use)
         if state is not None and state.refused == "streams":
@@ -107,12 +128,6 @@ class ClusterQuotas:
         self._seconds(time.perf_counter() - began)
         if state is not None and state.refused:
             raise use.allowance.refusal(state.refused, use.running + state.elsewhere, self._clock())
-        try:
-            yield
-        finally:
-            use.running -= 1
-            use.unreported = True
-            self._ended.set()
 
     def spent(self, key: str, tokens: int) -> None:
         """Note that a request of the key has read, or delivered, this many tokens."""
@@ -197,11 +212,12 @@ class ClusterQuotas:
             await asyncio.sleep(PAUSE_S)
 
     async def _report(self) -> None:
-        """Report every key that is in use, or whose last request has ended."""
+        """Report every key that is in use, or whose last request has ended; forget the others."""
         async with self._reporting:
             await self._exchange(
                 {key: use for key, use in self._uses.items() if use.running or use.tokens or use.unreported}
             )
+        self._uses = {key: use for key, use in self._uses.items() if not use.settled}
 
     def _forget_tokens(self) -> None:
         """Tokens of a time without the store are counted by the share alone: they have been made up for."""

@@ -102,6 +102,40 @@ async def test_a_refusal_elsewhere_is_known_here_before_a_request_is_parsed(
             other.allowance.begin(1, time.monotonic())
 
 
+async def test_an_allowance_that_was_made_anew_learns_what_the_store_counts(
+    redis_server: Any, patient: None
+) -> None:
+    quota = Quota(requests_per_minute=2)
+    async with counting(redis_server.url, quota, 1) as (one,), one.running():
+        one.allowance = Allowance(quota, time.monotonic())
+        assert await one.passes()
+        with pytest.raises(QuotaExceeded, match="requests of the minute"):
+            one.allowance.begin(1, time.monotonic())
+
+
+async def test_a_key_is_forgotten_once_its_last_request_is_reported(redis_server: Any, patient: None) -> None:
+    async with counting(redis_server.url, Quota(requests_per_minute=2), 1) as (one,):
+        assert [await one.passes() for _ in range(3)] == [True, True, False]
+        await soon(lambda: forgotten(one))
+
+
+async def test_a_key_whose_request_asks_to_begin_during_a_report_is_not_forgotten(
+    redis_server: Any, patient: None
+) -> None:
+    async with counting(redis_server.url, Quota(streams=2), 1) as (one,), AsyncExitStack() as stack:
+        async with one.cluster._reporting:
+            reporting = asyncio.create_task(one.cluster._report())
+            await asyncio.sleep(0)
+            asking = asyncio.create_task(stack.enter_async_context(one.running()))
+            await asyncio.sleep(0)
+        await asyncio.gather(reporting, asking)
+        assert one.cluster._uses[KEY].running == 1
+
+
+async def forgotten(one: Counting) -> bool:
+    return not one.cluster._uses
+
+
 async def test_no_request_waits_long_for_a_frozen_store_and_each_takes_its_share(own_redis: Any) -> None:
     quota = Quota(streams=6, requests_per_minute=60)
     async with counting(own_redis.url, quota, 3) as orchestrators:
