@@ -28,7 +28,7 @@ UNKNOWN_EVERY_S = 30.0
 RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
 """Seconds until a failed fetch is repeated: doubled for each further failure, up to the second number."""
 STALL_S, FETCH_S = 5.0, 10.0
-"""Most seconds without a byte of the answer, and for a whole fetch."""
+"""Most seconds to connect, for a TLS handshake and without a byte of the answer; and for a whole answer."""
 MOST_BYTES = 1 << 18
 """The longest key set that is read; real key sets have a few KiB."""
 
@@ -147,7 +147,7 @@ def read_url(split: SplitResult) -> bytes:
     """The body at a URL. Follows no redirect: another host could be anyone's.
 
     Raises:
-        OSError, HTTPException: the server cannot be reached, or takes longer than FETCH_S.
+        OSError, HTTPException: the server cannot be reached, or takes longer than STALL_S and FETCH_S allow.
         InvalidRequest: the server refuses, or the body is longer than MOST_BYTES.
     """
     host = split.hostname or ""
