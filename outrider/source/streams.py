@@ -158,8 +158,9 @@ class AttachStreams:
             submit(StreamClosed(stream))
             self._spans.stream_closed(stream)
             reader.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await reader
+            (outcome,) = await asyncio.gather(reader, return_exceptions=True)
+            if isinstance(outcome, Exception):  # what a message was refused for
+                raise outcome
             log.info("stream closed", extra={"fields": {"stream": stream}})
 
     def publish(self, outgoing: dict[int, Outgoing]) -> None:

@@ -134,3 +134,42 @@ async def test_a_verifier_is_not_read_while_the_worker_is_behind() -> None:
         responding.cancel()
         await asyncio.gather(responding, return_exceptions=True)
         await serving.aclose()
+
+
+class SlowToEnd(Verifier):
+    """A verifier's end whose reading, once it is cancelled, takes until it is cancelled again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting, self.ending = asyncio.Event(), asyncio.Event()
+
+    async def __aiter__(self) -> AsyncIterator[draft_source_pb2.AttachRequest]:
+        yield draft_source_pb2.AttachRequest()
+        try:
+            self.waiting.set()
+            await asyncio.Event().wait()
+        finally:
+            self.ending.set()
+            await asyncio.Event().wait()
+
+
+async def test_a_stream_that_is_cancelled_while_it_ends_stays_cancelled() -> None:
+    verifier: Any = SlowToEnd()
+    streams = AttachStreams(lambda dropped: None)
+    serving = streams.attach(
+        verifier,
+        verifier,
+        lambda event: None,
+        pending=lambda: 0,
+        model="m",
+        tokenizer_digest="",
+        max_length=100,
+    )
+    responding = asyncio.create_task(anext(serving, None))
+    async with asyncio.timeout(60):
+        await verifier.waiting.wait()
+        streams.close()
+        await verifier.ending.wait()
+        responding.cancel()
+        await asyncio.wait((responding,))
+    assert responding.cancelled()

@@ -6,7 +6,6 @@ growing pause.
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 from dataclasses import dataclass
@@ -140,8 +139,7 @@ class AttachStream:
     async def close(self) -> None:
         """Drops the stream for good."""
         self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await asyncio.gather(self._task, return_exceptions=True)
 
     async def _keep(self) -> None:
         for_nobody()

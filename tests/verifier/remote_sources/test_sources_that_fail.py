@@ -17,7 +17,7 @@ from harness import Verifier, eventually, hold_steps_for_drafts, serving
 from ngram_lm import NgramLM
 
 from outrider.wire.origin import bound_fields
-from verifier_service.remote_sources.stream import AttachStream
+from verifier_service.remote_sources.stream import AttachStream, LinkLimits
 
 PROMPT = (1, 2, 3)
 ENDLESS = 4000
@@ -296,3 +296,14 @@ async def test_what_a_source_says_is_logged_up_to_a_bound(caplog: pytest.LogCapt
     (said,) = (record.message for record in caplog.records if "does not follow" in record.message)
     assert said.endswith("... (200000 characters)")
     assert len(said) < 600
+
+
+async def test_a_caller_that_is_cancelled_while_a_stream_closes_stays_cancelled() -> None:
+    user: Any = None  # nothing asks it while the stream is not wanted
+    stream = AttachStream("127.0.0.1:9", user, LinkLimits())
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(stream.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait((closing,))
+    assert closing.cancelled()
