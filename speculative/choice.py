@@ -188,7 +188,6 @@ class Cuts:
         self._row = row
         self._params = params
         self.best = best
-        self._lowest = -math.inf
         self._rejected: tuple[int, float] | None = None
 
     def likely(self, ids: Ids, scores: Floats) -> NDArray[np.bool_]:

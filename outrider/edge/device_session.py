@@ -114,7 +114,6 @@ class DeviceSession:
         self.read = read or []
         self._credits = terms.credits
         self._probe = decision.window
-        self._refuted = False  # whether a commit has dropped drafts since `take_refuted`
         self._ranker = ChildRanker(
             terms.params,
             terms.seed,
@@ -229,11 +228,6 @@ class DeviceSession:
                 f"the hash over {len(self._ids)} ids is {self._hash:#018x} here and {prefix_hash:#018x} there"
             )
 
-    def take_refuted(self) -> bool:
-        """Whether the target has refuted a draft since the last call."""
-        refuted, self._refuted = self._refuted, False
-        return refuted
-
     def _step(self, id_: int) -> None:
         chain = self._chain
         if chain.tokens and chain.tokens[0] == id_:
@@ -247,7 +241,6 @@ class DeviceSession:
             self.counts.equal += 1
         elif chain.tokens:
             self.counts.wrong += 1
-            self._refuted = True
             self._chain = _Chain()
         self._ids.append(id_)
         self._hash = hashing.extend(self._hash, id_)
