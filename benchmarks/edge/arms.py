@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from outrider.client.options import Options
 from outrider.edge.backends import DraftModel
-from outrider.edge.drafting import DeviceReport
+from outrider.edge.device_report import DeviceReport
 from outrider.edge.edge_drafter import EdgeDrafter
 from outrider.edge.top_k import TopK
 

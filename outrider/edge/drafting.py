@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from outrider.edge.backends import DraftModel
 from outrider.edge.controller import Controller, Decision
+from outrider.edge.device_report import DeviceReport
 from outrider.edge.device_session import DeviceSession, DraftingCounts, Terms
 from outrider.edge.measurements import Measurements
 from outrider.edge.top_k import DraftModelFailed
@@ -33,35 +34,6 @@ IDLE_S = 0.2
 """Seconds after which `idle` checks whether the thread still runs."""
 PAUSES_S = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Pauses in seconds after the model's first failure, the second and so on."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceReport:
-    """A device's contribution to one request, with its mode and the reason for the mode."""
-
-    mode: str
-    """The last mode: cloud, hinting, waiting or pipelined."""
-    why: str
-    """The reason for the mode, in words."""
-    trouble: str
-    """Reason why the device does not draft, for good or until its model answers again; empty while the device
-    drafts."""
-    drafted: int
-    """Tokens drafted, sent or not."""
-    sent: int
-    """Tokens sent."""
-    windows: int
-    """Windows sent."""
-    equal: int
-    """Drafted tokens that the target chose as well."""
-    wrong: int
-    """Drafted tokens in whose place the target chose another token; the tokens behind them do not count."""
-    bytes_up: int
-    """Bytes of the messages with drafts, without framing."""
-    bytes_down: int
-    """Bytes of the messages received, without framing."""
-    changes: tuple[tuple[int, str], ...]
-    """Each mode with the number of tokens before the mode began."""
 
 
 @dataclass(slots=True)

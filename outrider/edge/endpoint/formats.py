@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from outrider.client import Chunk, Completion
-from outrider.edge.drafting import DeviceReport
+from outrider.edge.device_report import DeviceReport
 from speculative.errors import OutriderError
 
 
