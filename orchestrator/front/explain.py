@@ -30,9 +30,10 @@ async def explain(fleet: Fleet, key: SessionKey, *, nodes: bool) -> explain_pb2.
             raise Unavailable(
                 f"no verifier that answers knows session {key.session!r}; not answering: {len(silent)}"
             )
+        choice = f"choice {key.choice} of " if key.choice else ""
         raise UnknownSession(
-            f"no verifier knows session {key.session!r} of tenant {key.tenant!r}: rounds are kept while it "
-            "runs and for a while after"
+            f"no verifier knows {choice}session {key.session!r} of tenant {key.tenant!r}: rounds are kept "
+            "while it runs and for a while after"
         )
     return explain_pb2.ExplainResponse(incarnations=sorted(incarnations, key=lambda one: one.epoch))
 

@@ -26,6 +26,7 @@ from outrider.cli.failures import (
     lose_output,
     status_name,
     usage,
+    with_advice,
 )
 from outrider.cli.local import up_flags
 from outrider.cli.observe import commands as observe
@@ -231,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except CommandFailed as failure:
         fail(failure, as_json=as_json)
     except OutriderError as error:
-        fail(CommandFailed(str(error), status_name(error)), as_json=as_json)
+        fail(CommandFailed(with_advice(error), status_name(error)), as_json=as_json)
     except Exception as error:
         if isinstance(error, OSError) and error.errno in OUTPUT_ERRORS:
             fail(lose_output(error), as_json=False)

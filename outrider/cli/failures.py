@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from speculative.errors import OutriderError
+from speculative.errors import OutriderError, Unauthenticated
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 """Exit statuses."""
@@ -57,6 +57,13 @@ def status_name(error: OutriderError) -> str:
     cause = error.__cause__
     code = cause.code() if isinstance(cause, grpc.Call) else status_of(error).code
     return str(code.name)
+
+
+def with_advice(error: OutriderError) -> str:
+    """The error's message, and what to do about it on the command line."""
+    if isinstance(error, Unauthenticated):
+        return f"{error} (on the command line: --api-key-file, or OUTRIDER_API_KEY)"
+    return str(error)
 
 
 def fail(failure: CommandFailed, *, as_json: bool) -> NoReturn:

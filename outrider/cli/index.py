@@ -251,6 +251,8 @@ def _say_built(out: Path, built: "Built", *, as_json: bool) -> None:
         "index_seconds": round(built.index_seconds, 3),
     }
     lines = [f"{out}: {_in_words(built.header)}"]
+    if not built.header.documents:
+        lines.append("the corpus is empty: no document was found; look at the paths and at --glob")
     if built.left_out:
         lines.append("left out: " + ", ".join(f"{count:,} {what}" for what, count in built.left_out.items()))
     _print(result, lines, as_json=as_json)
@@ -269,10 +271,15 @@ def _header_object(header: "CorpusHeader") -> dict[str, Any]:
     }
 
 
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
 def _in_words(header: "CorpusHeader") -> str:
     owner = "public" if header.tenant is None else f"tenant {header.tenant}'s"
     return (
-        f"{header.tokens:,} tokens of {header.documents:,} documents in {len(header.shards)} shards,"
+        f"{header.tokens:,} tokens of {_counted(header.documents, 'document')}"
+        f" in {_counted(len(header.shards), 'shard')},"
         f" {header.size / 1e6:,.1f} MB, {owner}, generation {header.generation},"
         f" tokenizer {header.tokenizer[:12]}"
     )

@@ -256,6 +256,8 @@ _NAMED: Mapping[str, type[OutriderError]] = {
 
 _TOO_LARGE = "larger than max"
 """Part of gRPC's own text, on either end, for a message that is larger than its receiver accepts."""
+_UNREACHED = "failed to connect to all addresses"
+"""Part of gRPC's own text where nobody answers at an address, or answers in another protocol."""
 _CANCELLED_HERE = ("Locally cancelled", "Channel closed")
 """Parts of gRPC's own texts for a call that this end has cancelled, or whose channel this end has closed."""
 
@@ -277,6 +279,11 @@ def error_of(error: grpc.RpcError) -> OutriderError:
     if code is grpc.StatusCode.CANCELLED and not any(text in message for text in _CANCELLED_HERE):
         # No service of ours ends a call so, but gRPC may where a stopping peer breaks its streams off.
         return errors.Unavailable(f"the peer broke the call off: {message}")
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED and ERROR_KEY not in metadata:
+        message = "the whole answer did not come within the call's time limit"
+    if code is grpc.StatusCode.UNAVAILABLE and _UNREACHED in message:
+        found = message.rpartition("last error: ")[2].removeprefix("UNKNOWN: ")
+        message = f"no service answers: {found}; check host, port (gRPC's, not HTTP's) and certificates"
     if code is grpc.StatusCode.UNIMPLEMENTED:
         message = f"{message.rstrip('!')}; another service is at this address, or an older version"
     kind = _NAMED.get(metadata.get(ERROR_KEY, "")) or _KINDS.get(code)

@@ -83,7 +83,7 @@ class Certificates:
 
     def _load(self, name: str, pem: bytes) -> None:
         try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem.decode())
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem.decode("ascii"))
         except (ssl.SSLError, ValueError) as error:
             raise self._wrong(name, "has no certificate in PEM; put one there") from error
 

@@ -211,7 +211,7 @@ def refusal_of(server: str, tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("server", "why"),
     [
-        ("127.0.0.1:9", "failed to connect to all addresses.*"),
+        ("127.0.0.1:9", "no service answers: .*"),
         ("nonsense", "the address is 'nonsense'; give host:port .*"),
     ],
 )

@@ -55,6 +55,14 @@ def test_the_lines_to_paste_parse_whatever_the_model_is_called(chat: bool) -> No
     assert json.loads(words[-1])["model"] == name
 
 
+def test_where_keys_are_asked_for_the_lines_to_paste_show_one() -> None:
+    said = "\n".join(program("http://127.0.0.1:8000", "m", chat=True, key=True))
+    assert 'api_key=os.environ["OUTRIDER_API_KEY"]' in said
+    command = curl("http://127.0.0.1:8000", "m", chat=True, key=True)
+    assert '-H "authorization: Bearer $OUTRIDER_API_KEY"' in command
+    assert shlex.split(command)[1] == "http://127.0.0.1:8000/v1/chat/completions"
+
+
 def test_without_a_terminal_a_download_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider.cli.local.progress_view.LINE_EVERY_S", 0.0)
     shown, out = console(terminal=False)

@@ -59,6 +59,12 @@ def test_only_files_that_fit_a_glob_are_read(run: Run, texts: Path, tmp_path: Pa
     assert (said["documents"], said["tenant"]) == (1, None)
 
 
+def test_an_empty_corpus_is_called_empty(run: Run, texts: Path, tmp_path: Path) -> None:
+    said = run("build", tmp_path / "corpus", texts, "--tokenizer", TOKENIZER, "--glob", "*.none", "--public")
+    assert "0 tokens of 0 documents" in said.out
+    assert "the corpus is empty: no document was found; look at the paths and at --glob" in said.out
+
+
 def test_json_lines_are_read_from_standard_input(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ import pytest
 from outrider.edge.edge_drafter import EdgeDrafter
 from outrider.edge.endpoint.cloud import Cloud
 from outrider.edge.endpoint.server import EdgeEndpoint
+from outrider.edge.offer import PATIENCE_S
+from tests.in_time import in_time
 from tests.integration.live import ROOT, Up, until
 
 ASKED: dict[str, Any] = {"prompt": "class Queue", "max_tokens": 40, "seed": 5}
@@ -151,15 +154,23 @@ def call(url: str, path: str, headers: dict[str, str] | None = None) -> tuple[in
 
 
 @pytest.mark.slow
-def test_the_command_serves_until_it_is_stopped(up: Up, tiny_llama: Path, name: str) -> None:
-    command = [sys.executable, "-m", "outrider.cli", "edge", "--server", up.http, "--address", up.address]
+@pytest.mark.parametrize("drafts_arrive", [True, False])
+def test_the_command_serves_until_it_is_stopped(
+    up: Up, tiny_llama: Path, name: str, drafts_arrive: bool
+) -> None:
+    address = up.address if drafts_arrive else "127.0.0.1:1"
+    command = [sys.executable, "-m", "outrider.cli", "edge", "--server", up.http, "--address", address]
     command += ["--draft-with", str(tiny_llama), "--bind", "127.0.0.1:0", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
         assert process.stdout is not None
         try:
             url = json.loads(process.stdout.readline())["http"]
+            began = time.monotonic()
             with openai_at(url) as client:
                 assert client.completions.create(model=name, **ASKED).choices[0].text
+            in_time(
+                time.monotonic() - began < PATIENCE_S / 2, "the app waited for drafts"
+            )
         finally:
             process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0

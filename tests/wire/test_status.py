@@ -243,6 +243,23 @@ def test_a_call_that_the_peer_breaks_off_is_lost_and_one_that_is_cancelled_here_
     assert type(error_of(grpc.aio.AioRpcError(grpc.StatusCode.CANCELLED, nothing, nothing, details))) is kind
 
 
+@pytest.mark.parametrize("details", ["Deadline Exceeded", "Stream removed (Deadline Exceeded)"])
+def test_a_time_limit_reads_as_one_however_grpc_words_it(details: str) -> None:
+    nothing = grpc.aio.Metadata()
+    error = error_of(grpc.aio.AioRpcError(grpc.StatusCode.DEADLINE_EXCEEDED, nothing, nothing, details))
+    assert type(error) is errors.Unavailable
+    assert str(error) == "the whole answer did not come within the call's time limit"
+
+
+async def test_a_port_where_nobody_listens_is_named_with_what_to_look_at() -> None:
+    async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await channel.unary_unary("/a/b")(b"")
+    said = str(error_of(failed.value))
+    assert said.startswith("no service answers: ipv4:127.0.0.1:1: ")
+    assert said.endswith("; check host, port (gRPC's, not HTTP's) and certificates")
+
+
 @pytest.mark.parametrize("end", ["CLIENT: Received", "SERVER: Received", "CLIENT: Sent"])
 def test_a_message_that_is_too_large_is_no_overload(end: str) -> None:
     said = f"{end} message larger than max (41943078 vs. 33554432)"

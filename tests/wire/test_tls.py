@@ -73,6 +73,12 @@ def test_a_key_with_a_passphrase_is_refused_without_asking_for_it(authority: Aut
         inside(paths)
 
 
+def test_a_text_that_is_not_ascii_holds_no_certificate(tmp_path: Path) -> None:
+    (tmp_path / "ca").write_text("größer")
+    with pytest.raises(InvalidRequest, match="has no certificate in PEM"):
+        Certificates(Files(ca=tmp_path / "ca"))
+
+
 def test_a_front_certificate_is_checked_without_its_authority(authority: Authority) -> None:
     cert, key = authority.issue("front", ["a.example"])
     assert Certificates(Files(cert, key)).current().ca == b""

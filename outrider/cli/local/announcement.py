@@ -31,9 +31,11 @@ def announcement(stack: Stack, drafter: str) -> Iterator[str]:
         yield "             the GPU is idle: to use it, give --device cuda with a CUDA build of torch"
     chat = stack.target.HasField("chat_template")
     yield "paste into a program:"
-    yield from program(stack.http, stack.target.model, chat=chat)
+    yield from program(stack.http, stack.target.model, chat=chat, key=stack.asks_for_keys)
     yield "or into a shell:"
-    yield curl(stack.http, stack.target.model, chat=chat)
+    yield curl(stack.http, stack.target.model, chat=chat, key=stack.asks_for_keys)
+    if stack.asks_for_keys:
+        yield "both, and `outrider generate`, read your API key from OUTRIDER_API_KEY"
     if stack.has_page:
         yield f"or look at {stack.http}/ in a browser"
     named = f"--model {shlex.quote(stack.target.model)} " if several else ""
@@ -57,22 +59,24 @@ def computing(numerics: str, reading: Reading) -> str:
     return f"{device} in {dtype}{passes}{room}"
 
 
-def program(url: str, model: str, *, chat: bool) -> Iterator[str]:
-    """Lines of a Python program that asks the model through the `openai` package."""
-    yield f'  client = openai.OpenAI(base_url="{url}/v1", api_key="none")'
+def program(url: str, model: str, *, chat: bool, key: bool = False) -> Iterator[str]:
+    """Lines of a Python program that asks the model through the `openai` package; `key`: with an API key."""
+    shown = 'os.environ["OUTRIDER_API_KEY"]' if key else '"none"'
+    yield f'  client = openai.OpenAI(base_url="{url}/v1", api_key={shown})'
     if chat:
-        message = '[{"role": "user", "content": "Hello"}]'
-        yield f"  client.chat.completions.create(model={json.dumps(model)}, messages={message})"
+        asked = 'messages=[{"role": "user", "content": "Hello"}], max_tokens=64'
+        yield f"  client.chat.completions.create(model={json.dumps(model)}, {asked})"
     else:
         yield f'  client.completions.create(model={json.dumps(model)}, prompt="def fib(n):", max_tokens=64)'
 
 
-def curl(url: str, model: str, *, chat: bool) -> str:
-    """A shell command that asks the model."""
-    body: dict[str, object] = {"model": model}
+def curl(url: str, model: str, *, chat: bool, key: bool = False) -> str:
+    """A shell command that asks the model; `key`: with an API key."""
+    body: dict[str, object] = {"model": model, "max_tokens": 64}
     if chat:
         path, body["messages"] = "chat/completions", [{"role": "user", "content": "Hello"}]
     else:
-        path, body["prompt"], body["max_tokens"] = "completions", "def fib(n):", 64
+        path, body["prompt"] = "completions", "def fib(n):"
     quoted = json.dumps(body).replace("'", "'\\''")
-    return f"  curl {url}/v1/{path} -H 'content-type: application/json' -d '{quoted}'"
+    shown = ' -H "authorization: Bearer $OUTRIDER_API_KEY"' if key else ""
+    return f"  curl {url}/v1/{path}{shown} -H 'content-type: application/json' -d '{quoted}'"

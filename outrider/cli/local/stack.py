@@ -211,6 +211,12 @@ class Stack:
         return self._overrides.text("orchestrator", "page") != "False"
 
     @property
+    def asks_for_keys(self) -> bool:
+        """Whether requests need an API key."""
+        keys = ("api_keys_file", "jwt_keys_file", "jwt_keys_url")
+        return any(self._overrides.text("orchestrator", name) for name in keys)
+
+    @property
     def children(self) -> list[ServiceProcess]:
         """Processes that run, the orchestrator last."""
         return [self._children[role.name] for role in self._roles if role.name in self._children]

@@ -177,6 +177,8 @@ async def test_all_verifiers_that_had_a_session_explain_it_the_latest_last(world
     ]
     with pytest.raises(UnknownSession, match="no verifier knows session 'mine' of tenant 'them'"):
         await front.client.explain("mine", tenant="them")
+    with pytest.raises(UnknownSession, match="no verifier knows choice 3 of session 'mine'"):
+        await front.client.explain("mine", tenant="them", choice=3)
     with pytest.raises(InvalidRequest):
         await front.client.explain("two\nlines")
 
