@@ -168,9 +168,7 @@ def test_the_command_serves_until_it_is_stopped(
             began = time.monotonic()
             with openai_at(url) as client:
                 assert client.completions.create(model=name, **ASKED).choices[0].text
-            in_time(
-                time.monotonic() - began < PATIENCE_S / 2, "the app waited for drafts"
-            )
+            in_time(time.monotonic() - began < PATIENCE_S / 2, "the app waited for drafts")
         finally:
             process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
