@@ -103,6 +103,10 @@ class _Reset(Exception):
     """The stream has to be dropped; str() says why."""
 
 
+class _Ended(_Reset):
+    """The source ended the stream, as it does when it stops."""
+
+
 class AttachStream:
     """The task that holds the stream to a source, for as long as the stream is wanted."""
 
@@ -153,7 +157,8 @@ class AttachStream:
                     self._user.malformed()
                 why = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
                 fields = {"peer": self._address}
-                log.warning("source lost: %s", peer_text(why or "timed out"), extra={"fields": fields})
+                level = logging.INFO if isinstance(error, _Ended) else logging.WARNING
+                log.log(level, "source lost: %s", peer_text(why or "timed out"), extra={"fields": fields})
             except Exception:
                 log.exception("source link failed", extra={"fields": {"peer": self._address}})
             finally:
@@ -224,4 +229,4 @@ class AttachStream:
         messages = (unparsed(data) async for data in call)
         async for response in MessageStream(messages, lambda: self._address, read):
             await self._user.receive(response)
-        raise _Reset("the source closed the stream")
+        raise _Ended("the source closed the stream")

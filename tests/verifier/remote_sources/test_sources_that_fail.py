@@ -260,6 +260,25 @@ class EndedCall:
         pass
 
 
+class ClosedCall(EndedCall):
+    """A call whose stream the source ends in good order."""
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        for _ in ():
+            yield
+
+
+async def test_a_source_that_ends_its_stream_in_good_order_is_no_reason_for_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(AttachStream, "_call", lambda *_: ClosedCall())
+    caplog.set_level(logging.INFO)
+    said = "source lost: the source closed the stream"
+    async with worker() as verifier, running(FakeSource()) as server:
+        await decode(verifier, server, lambda: said in caplog.text)
+    assert {record.levelname for record in caplog.records if record.getMessage() == said} == {"INFO"}
+
+
 async def test_a_write_to_a_stream_that_has_just_ended_is_a_lost_source_and_no_bug(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
