@@ -72,6 +72,8 @@ def find_model(text: str) -> FoundModel:
     if folder.is_dir():
         whole = whole_model(text, folder)
         return FoundModel(text, folder, whole.size if whole else 0)
+    if folder.is_file():
+        raise InvalidRequest(f"{text!r} is a file: give the folder with the model's config.json, or an id")
     if constants.HF_HUB_OFFLINE:
         return _from_cache(text, None)
     try:

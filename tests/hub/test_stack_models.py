@@ -10,6 +10,7 @@ from benchmarks.shared.local_hub import LocalHub
 from outrider.cli.failures import CommandFailed
 from outrider.cli.local.models import ReadyModels, ready_models
 from outrider.cli.local.up_settings import EMBEDDED, ServiceOverrides, StackOptions
+from outrider.hub.finding import find_model
 from speculative.errors import InvalidRequest
 from tests.cli.inside import Run, ended
 from tests.conftest import tiny_tokenizer, writing_tokenizer
@@ -225,3 +226,10 @@ def test_auto_takes_the_head_that_is_known_for_the_target_and_says_so(
 def test_auto_takes_the_embedded_head_for_the_embedded_target(cache: Path) -> None:
     found = ready_models(StackOptions(heads=("auto",)), Unseen(), lambda _: None).options
     assert found.heads == (str(EMBEDDED / "heads" / "eagle"),)
+
+
+def test_a_file_in_place_of_a_folder_is_named_without_asking_a_hub(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.touch()
+    with pytest.raises(InvalidRequest, match=r"model\.safetensors' is a file: give the folder"):
+        find_model(str(file))
