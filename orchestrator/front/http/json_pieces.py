@@ -10,8 +10,13 @@ PIECE = 256
 
 
 def json_bytes(value: Any) -> bytes:
-    """A value as compact JSON in UTF-8, in one go."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    r"""A value as compact JSON in UTF-8, in one go.
+
+    Half of a surrogate pair is written as an escape, such as \ud800. A client may send one in a schema,
+    and an answer that repeats the schema has to hold it.
+    """
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return text.encode("utf-8", "backslashreplace")  # in JSON, this is how a half is escaped
 
 
 async def json_in_pieces(value: Any) -> bytes:

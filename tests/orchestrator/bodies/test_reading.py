@@ -208,6 +208,13 @@ async def test_json_in_pieces_is_the_json() -> None:
         assert await json_in_pieces(value) == json_bytes(value)
 
 
+async def test_half_a_surrogate_pair_is_written_as_json_escapes_it() -> None:
+    schema = {"type": ["\ud800"], "\udfff": "é"}
+    written = await json_in_pieces({"schema": schema})
+    assert written == b'{"schema":{"type":["\\ud800"],"\\udfff":"\xc3\xa9"}}'
+    assert json.loads(written) == {"schema": schema}
+
+
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
