@@ -28,7 +28,7 @@ UNKNOWN_EVERY_S = 30.0
 RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
 """Seconds until a failed fetch is repeated: doubled for each further failure, up to the second number."""
 STALL_S, FETCH_S = 5.0, 10.0
-"""Most seconds to connect, for a TLS handshake and without a byte of the answer; and for a whole answer."""
+"""The most seconds to connect, to shake hands and without a byte of the answer; for the whole answer."""
 MOST_BYTES = 1 << 18
 """The longest key set that is read; real key sets have a few KiB."""
 

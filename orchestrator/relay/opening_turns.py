@@ -2,17 +2,17 @@
 
 A request costs every service most as it begins: sources and verifier read its prompt. While several tenants
 have requests for one model here, each has a few begin at a time, and its further requests wait in the order
-of their arrival: the fewer, the longer requests have lately taken from their turn to their first token. A
-tenant that is alone never waits. Pure: callers bring what to do once a turn has come, and the clock.
+of their arrival. The number falls as the time from a request's turn to its first token grows. A tenant that
+is alone never waits. Pure: callers bring what to do once a turn has come, and the clock.
 """
 
 from collections import Counter, deque
 from collections.abc import Callable
 
-AT_ONCE = 4
-"""Choices of one tenant that may begin at once, for each verifier, beside other tenants' requests."""
+LEAST_AT_ONCE = 4
+"""Choices of one tenant that may begin at once for each verifier, however late first tokens come."""
 MOST_AT_ONCE = 16
-"""The same where requests get their first token within QUICK_S."""
+"""The same where first tokens come within QUICK_S."""
 QUICK_S = 0.02
 """Seconds from a turn to the first token at which a burst is hardly felt by others."""
 _WEIGHT = 0.2
@@ -47,16 +47,16 @@ class OpeningTurns:
     Args:
         verifiers: how many verifiers could open a request now.
         now_s: a clock, in seconds.
-        at_once: choices of one tenant that may begin at once for each verifier, however long they take.
+        least: choices of one tenant that may begin at once for each verifier, however late first tokens come.
     """
 
     def __init__(
-        self, verifiers: Callable[[], int], now_s: Callable[[], float], at_once: int = AT_ONCE
+        self, verifiers: Callable[[], int], now_s: Callable[[], float], least: int = LEAST_AT_ONCE
     ) -> None:
         self._verifiers = verifiers
         self._now_s = now_s
-        self._at_once = at_once
-        self._opening_s = MOST_AT_ONCE / at_once * QUICK_S
+        self._least = least
+        self._opening_s = MOST_AT_ONCE / least * QUICK_S
         """Seconds from a turn to the first token, lately."""
         self._here: Counter[str] = Counter()
         """Requests by tenant, those that wait included."""
@@ -109,7 +109,7 @@ class OpeningTurns:
         if len(self._here) < 2 or not opening:
             return True
         quick = MOST_AT_ONCE * QUICK_S / max(self._opening_s, QUICK_S)
-        return opening + turn.choices <= max(self._at_once, round(quick)) * max(1, self._verifiers())
+        return opening + turn.choices <= max(self._least, round(quick)) * max(1, self._verifiers())
 
 
 def _take(counts: Counter[str], tenant: str, count: int) -> None:

@@ -134,9 +134,8 @@ class RelayedRequest:
     async def _across_verifiers(self, placement: Placement, first: Event) -> AsyncGenerator[Event, None]:
         """Yield `first`, then the events of this placement and of those that follow it."""
         while True:
-            if (
-                placement.epoch != self._opener.first
-            ):  # a Cancel may have gone to where the session was before
+            if placement.epoch != self._opener.first:
+                # A Cancel may have gone to where the session was before.
                 self._end_cancel_watch()
                 self._cancel_watch = asyncio.create_task(self._heed_cancel(placement), name="cancels")
             try:

@@ -81,7 +81,7 @@ def edge(
             preference=preference,
             mode=mode,
             vocabulary=draft_vocabulary,
-            insists=False,
+            wait_for_ready=False,
             api_key=key,
             ca=ca or None,
             cert=cert or None,

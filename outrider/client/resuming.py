@@ -22,7 +22,7 @@ class Resuming:
         patience_s: seconds of retries after each loss; 0: no retries.
         first: number of the orchestrator that gets the request first.
         ends: the request's deadline on the clock of `again`; None: no deadline.
-        insists: whether the request is sent again although nothing of an answer has come.
+        wait_for_ready: whether the request is sent again although no answer has begun, as in gRPC.
     """
 
     def __init__(
@@ -33,9 +33,9 @@ class Resuming:
         first: int = 0,
         ends: float | None = None,
         *,
-        insists: bool = True,
+        wait_for_ready: bool = True,
     ) -> None:
-        self._insists = insists
+        self._wait_for_ready = wait_for_ready
         self._request = generation_pb2.GenerateRequest()
         self._request.CopyFrom(request)
         self._orchestrators = orchestrators
@@ -64,7 +64,7 @@ class Resuming:
     def answered(self) -> None:
         """A response came: the next loss starts with all the patience again."""
         self._gives_up = None
-        self._insists = True
+        self._wait_for_ready = True
 
     def again(self, error: OutriderError, builder: CompletionBuilder, now: float) -> float | None:
         """Seconds to wait after an error before `request` goes to `orchestrator`; None: the error is final.
@@ -73,7 +73,7 @@ class Resuming:
         retry, and may have moved the session away from the orchestrator that got the retry.
         """
         final = not isinstance(error, Unavailable | Overloaded | Superseded) or not self._patience_s
-        if final or not self._insists or (isinstance(error, Superseded) and not self._resumed):
+        if final or not self._wait_for_ready or (isinstance(error, Superseded) and not self._resumed):
             return None
         if self._gives_up is None:
             self._gives_up = now + self._patience_s

@@ -113,11 +113,13 @@ class AsyncEdgeDrafter(AsyncClient):
         mode: str | None = None,
         vocabulary: str | Path | None = None,
         patience_s: float = PATIENCE_S,
+        wait_for_ready: bool = True,
         **access: Any,
     ) -> None:
         """Takes the arguments of EdgeDrafter. Raises InvalidRequest for invalid arguments."""
         self._options = EdgeOptions(preference, mode)
         super().__init__(address, patience_s=patience_s, **access)
+        self._wait_for_ready = wait_for_ready
         self._pings: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._drafting = start_drafting(draft_with, vocabulary)
@@ -139,7 +141,8 @@ class AsyncEdgeDrafter(AsyncClient):
             call = self._stubs[number].Generate(outbox, timeout=time_left(ends), metadata=self._metadata)
             return AsyncDraftedCall(call, outbox, received, lambda: drafting.lost(request))
 
-        resuming = Resuming(offered.message, len(self._stubs), self._patience_s, ends=ends)
+        places, patience_s, ready = len(self._stubs), self._patience_s, self._wait_for_ready
+        resuming = Resuming(offered.message, places, patience_s, ends=ends, wait_for_ready=ready)
         return AsyncEdgeStream(ask, resuming, options.get("n") or 1, request, drafting)
 
     async def generate_locally(

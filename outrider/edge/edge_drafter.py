@@ -115,7 +115,7 @@ class EdgeDrafter(Client):
         mode: str | None = None,
         vocabulary: str | Path | None = None,
         patience_s: float = PATIENCE_S,
-        insists: bool = True,
+        wait_for_ready: bool = True,
         api_key: str | None = None,
         ca: str | Path | None = None,
         cert: str | Path | None = None,
@@ -137,13 +137,13 @@ class EdgeDrafter(Client):
             vocabulary: copy of the llama-server's GGUF file, if this machine cannot read the
                 server's own path.
             patience_s: seconds for which the client tries to resume a request after a lost connection.
-            insists: False: a request of which no answer has begun fails at once where the cloud is away.
+            wait_for_ready: False has a request fail at once if the cloud is away before the answer begins.
             api_key, ca, cert, cert_key: as for `Client`; a WebSocket sends no client certificate.
 
         Raises InvalidRequest for invalid arguments, OutriderError if the model cannot be opened.
         """
         self._options = EdgeOptions(preference, mode)
-        self._insists = insists
+        self._wait_for_ready = wait_for_ready
         self._local: LocalStream | None = None
         self._transport: Transport
         if is_url(address):
@@ -179,7 +179,9 @@ class EdgeDrafter(Client):
             return DraftedCall(call, outbox, received, lambda: drafting.lost(request))
 
         places, patience_s = self._transport.orchestrators, self._patience_s
-        resuming = Resuming(offered.message, places, patience_s, ends=ends, insists=self._insists)
+        resuming = Resuming(
+            offered.message, places, patience_s, ends=ends, wait_for_ready=self._wait_for_ready
+        )
         return EdgeStream(ask, resuming, choices, request, drafting)
 
     def stream_locally(self, prompt: str | None = None, **options: Unpack[Options]) -> LocalStream:

@@ -211,7 +211,7 @@ def schedule_rows(
     A session with one uncomputed id decodes and is always in. The others prefill and share what decoding
     leaves of `chunk` rows, and at least a quarter of `chunk`: first come first served, but prompts with at
     most half as much left as the first one get up to three quarters of the rows, so that no short prompt
-    waits for a long one. Prompts of about the same length gain nothing from turns: each would come later.
+    waits for a long one. Prompts of about the same length gain nothing from turns: all would end later.
 
     Args:
         uncomputed: committed ids that the target has not computed, at least 1; sessions in order of arrival.

@@ -19,7 +19,7 @@ CPU_S = 1
 MEMORY_MIB = 512
 """Address space that a trial may add to that of the process when it begins, in MiB."""
 OUT_OF_MEMORY = 3
-"""Exit status where Python finds no memory."""
+"""Exit status of a trial whose thread has raised: there was no memory for an object of Python."""
 STACK_MIB = 8
 """Stack of the thread that compiles, in MiB. The verifier's own thread has a larger one."""
 _LONGEST_TOKEN = 1024

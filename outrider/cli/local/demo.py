@@ -155,7 +155,7 @@ def _start(stack: Stack, console: Console) -> None:
 def _decode_all(
     client: Client, prompts: Sequence[HeldOutPrompt], painter: Painter, console: Console
 ) -> tuple[list[TimedCompletion], list[TimedCompletion]]:
-    """Completes every prompt with speculation, printing the answer, and right behind plainly.
+    """Completes every prompt with speculation, printing the answer, and then plainly.
 
     The verifier reads all prompts beforehand: else the first of two requests would read a prompt for both.
     """

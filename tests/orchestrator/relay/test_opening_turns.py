@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.relay.opening_turns import AT_ONCE, MOST_AT_ONCE, QUICK_S, OpeningTurns, Turn
+from orchestrator.relay.opening_turns import LEAST_AT_ONCE, MOST_AT_ONCE, QUICK_S, OpeningTurns, Turn
 from speculative.errors import Superseded
 from speculative.stop import FinishReason
 from tests.orchestrator.conftest import FakeVerifier, next_id
@@ -84,7 +84,7 @@ def test_the_sooner_first_tokens_come_the_more_requests_begin_at_a_time() -> Non
     assert opening(200, took_s=2 * QUICK_S) == MOST_AT_ONCE // 2
     assert opening(200, took_s=QUICK_S / 2) == MOST_AT_ONCE
     opening(100, took_s=1.0)
-    assert opening(20, took_s=1.0) == AT_ONCE
+    assert opening(20, took_s=1.0) == LEAST_AT_ONCE
 
 
 def test_the_other_tenant_begins_at_once_amid_the_burst() -> None:
@@ -153,11 +153,13 @@ async def test_a_burst_is_opened_a_few_at_a_time_beside_another_tenant(world: An
 
     quiet = ask("quiet", "quiet")
     await world.until(lambda: len(verifier.opened) == 1)
-    burst = [ask("burst", f"s-{number}") for number in range(AT_ONCE + 4)]
-    await world.until(lambda: len(verifier.opened) == 1 + AT_ONCE)
+    burst = [ask("burst", f"s-{number}") for number in range(LEAST_AT_ONCE + 4)]
+    await world.until(lambda: len(verifier.opened) == 1 + LEAST_AT_ONCE)
     await asyncio.sleep(0.05)
-    assert len(verifier.opened) == 1 + AT_ONCE
-    waiting = {f"s-{number}" for number in range(AT_ONCE + 4)} - {it.key.session for it in verifier.opened}
+    assert len(verifier.opened) == 1 + LEAST_AT_ONCE
+    waiting = {f"s-{number}" for number in range(LEAST_AT_ONCE + 4)} - {
+        it.key.session for it in verifier.opened
+    }
     again = ask("burst", superseded := min(waiting))
     with pytest.raises(Superseded):
         await burst[int(superseded.removeprefix("s-"))]
@@ -181,9 +183,9 @@ async def test_requests_that_begin_slowly_at_one_model_hold_up_none_at_another(w
         request = front.client.generate(ids=[5], tenant=tenant, model=model, max_tokens=4)
         return asyncio.ensure_future(request)
 
-    stuck = [ask("burst", slow.model) for _ in range(AT_ONCE)]
+    stuck = [ask("burst", slow.model) for _ in range(LEAST_AT_ONCE)]
     stuck += [ask("quiet", slow.model), ask("quiet", "quick")]
-    await world.until(lambda: len(slow.opened) == 1 + AT_ONCE)
+    await world.until(lambda: len(slow.opened) == 1 + LEAST_AT_ONCE)
     async with asyncio.timeout(30):
         assert list((await ask("burst", "quick")).ids) == [next_id(position) for position in range(1, 5)]
     slow.per_tick = 2

@@ -37,8 +37,8 @@ def test_a_request_without_a_seed_keeps_the_one_that_is_drawn_whose_digits_every
     assert len({Resuming(request(), 2, patience_s=1.0).request.start.seed >> 48 for _ in range(40)}) > 1
 
 
-def test_one_that_does_not_insist_is_asked_again_only_once_an_answer_has_begun() -> None:
-    resuming = Resuming(request(), 2, patience_s=30.0, insists=False)
+def test_one_that_waits_for_nobody_is_asked_again_only_once_an_answer_has_begun() -> None:
+    resuming = Resuming(request(), 2, patience_s=30.0, wait_for_ready=False)
     assert resuming.again(LOST, CompletionBuilder(), now=0.0) is None
     resuming.answered()
     assert resuming.again(LOST, CompletionBuilder(), now=0.0) is not None

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.relay.opening_turns import AT_ONCE
+from orchestrator.relay.opening_turns import LEAST_AT_ONCE
 from orchestrator.store.entries import VERSION, epoch_to_bytes, record_name
 from orchestrator.store.redis import RedisStore
 from outrider.wire.codec import SessionKey
@@ -43,8 +43,8 @@ async def test_a_cancel_ends_it_and_its_session_s_next_request_is_answered(
 
     asked = {"quiet": ask("quiet", "quiet")}
     await world.until(lambda: len(verifier.opened) == 1)
-    asked |= {name: ask("burst", name) for name in map(str, range(AT_ONCE))}
-    await world.until(lambda: len(verifier.opened) == 1 + AT_ONCE)
+    asked |= {name: ask("burst", name) for name in map(str, range(LEAST_AT_ONCE))}
+    await world.until(lambda: len(verifier.opened) == 1 + LEAST_AT_ONCE)
     waiting = "waiting"
     if ahead_ms:
         put_on_record(redis_server, SessionKey("burst", waiting), wall_clock_ms() + ahead_ms << RANDOM_BITS)
@@ -81,8 +81,11 @@ async def test_the_session_s_earlier_request_ends_with_one_that_waited_in_vain(
     key = SessionKey("burst", "mine")
     earlier = ask(one, *key[:2])
     await world.until(lambda: key in verifier.sessions)
-    burst = [ask(other, "quiet", "quiet"), *(ask(other, "burst", name) for name in map(str, range(AT_ONCE)))]
-    await world.until(lambda: len(verifier.opened) == 2 + AT_ONCE)
+    burst = [
+        ask(other, "quiet", "quiet"),
+        *(ask(other, "burst", name) for name in map(str, range(LEAST_AT_ONCE))),
+    ]
+    await world.until(lambda: len(verifier.opened) == 2 + LEAST_AT_ONCE)
     store = RedisStore(redis_server.url)
 
     async def waits() -> bool:
@@ -123,8 +126,11 @@ async def test_a_sessions_earlier_request_ends_once_a_waiting_request_is_refused
     key = SessionKey("burst", "mine")
     earlier = ask(one, *key[:2])
     await world.until(lambda: key in holding.sessions)
-    burst = [ask(other, "quiet", "quiet"), *(ask(other, "burst", name) for name in map(str, range(AT_ONCE)))]
-    await world.until(lambda: opened() == 2 + AT_ONCE)
+    burst = [
+        ask(other, "quiet", "quiet"),
+        *(ask(other, "burst", name) for name in map(str, range(LEAST_AT_ONCE))),
+    ]
+    await world.until(lambda: opened() == 2 + LEAST_AT_ONCE)
     later = ask(other, *key[:2])
     holding.draining, refusing.refusal = True, InvalidRequest("not here")
     await world.until(lambda: other.service._fleet.draining(holding.address))
