@@ -18,7 +18,7 @@ from outrider.lm.device.placement import kv_mb_of
 from outrider.lm.parallel.leader import Leader, follow_leader
 from outrider.lm.parallel.rank_group import RankGroup, RankInfo, RankLost
 from outrider.lm.runner import PackedLM
-from outrider.runtime import gc_freeze
+from outrider.runtime import gc_pauses
 from outrider.runtime.children import ServiceProcess
 from outrider.runtime.lifeline import die_with_parent
 from outrider.runtime.log import configure
@@ -150,7 +150,7 @@ def run_follower(settings: VerifierSettings, rank: RankInfo) -> NoReturn:
         shard = _load_shard(settings, group)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
-        gc_freeze.freeze()
+        gc_pauses.freeze()
         log.info("follows rank 0")
         follow_leader(shard, group)
         log.info("ends with rank 0")

@@ -22,7 +22,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
-from outrider.runtime import gc_freeze
+from outrider.runtime.gc_pauses import GcPauses
 from outrider.runtime.lifeline import die_with_parent
 from outrider.runtime.log import configure
 from outrider.runtime.metrics import Metrics, MetricsServer
@@ -169,12 +169,12 @@ async def _serve(
     ready = False
     await _set(health, names, ready)
     await server.start()
-    watchdog = Watchdog(metrics)
+    watchdog, gc_pauses = Watchdog(metrics), GcPauses()
     http = _metrics_server(role, metrics, settings.metrics_bind, lambda: ready, watchdog)
     try:
         log.info("bound", extra={"fields": {"address": address, "settings": settings.model_dump()}})
         if await _unless(ending.requested, service.start()):
-            gc_freeze.freeze()
+            gc_pauses.start()
             watchdog.start()  # loading may hold the loop, and no request waits then
             ready = True
             await _set(health, names, ready)
@@ -189,6 +189,7 @@ async def _serve(
         await health.enter_graceful_shutdown()
         await _stop(service, server, settings.grace_s)
         watchdog.stop()
+        gc_pauses.stop()
         http.close()
         await asyncio.to_thread(tracing.close)
 

@@ -1,0 +1,117 @@
+"""Long pauses of the garbage collector: what has outlived a collection is not looked at again."""
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from outrider.runtime import gc_pauses
+from outrider.runtime.gc_pauses import IDLE, LOOK_S, THAW_BUSY_S, THAW_S, GcPauses, ThawSchedule
+
+
+class Node:
+    """An object that can refer to itself."""
+
+    me: "Node"
+
+
+@pytest.fixture
+def thawed() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+
+
+def _cycle() -> Node:
+    node = Node()
+    node.me = node
+    return node
+
+
+async def _after_long_collection() -> tuple[int, weakref.ref[Node]]:
+    """How many objects a long collection exempts, and a cycle among them that is garbage now."""
+    node = _cycle()
+    before = gc.get_freeze_count()
+    kept = [[at] for at in range(1000)]
+    gc.collect()
+    exempted = gc.get_freeze_count() - before
+    assert kept
+    return exempted, weakref.ref(node)
+
+
+@pytest.mark.usefixtures("thawed")
+def test_survivors_of_a_long_collection_are_exempt_until_the_process_is_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gc_pauses, "LONG_S", 0.0)
+    monkeypatch.setattr(gc_pauses, "LOOK_S", 0.05)
+
+    async def run() -> None:
+        pauses = GcPauses()
+        pauses.start()
+        try:
+            exempted, garbage = await _after_long_collection()
+            assert exempted >= 1000
+            gc.collect()
+            assert garbage() is not None, "an exempt cycle was collected"
+            monkeypatch.setattr(gc_pauses, "THAW_S", 0.0)
+            collected = asyncio.Event()
+            weakref.finalize(garbage(), collected.set)
+            async with asyncio.timeout(20):
+                await collected.wait()
+        finally:
+            pauses.stop()
+
+    asyncio.run(run())
+
+
+@pytest.mark.usefixtures("thawed")
+def test_a_short_collection_exempts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gc_pauses, "LONG_S", 1000.0)
+
+    async def run() -> None:
+        pauses = GcPauses()
+        pauses.start()
+        try:
+            exempted, garbage = await _after_long_collection()
+            assert exempted <= 0  # exempt objects may have been freed
+            gc.collect()
+            assert garbage() is None
+        finally:
+            pauses.stop()
+
+    asyncio.run(run())
+
+
+@pytest.mark.usefixtures("thawed")
+def test_nothing_is_exempted_once_the_process_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gc_pauses, "LONG_S", 0.0)
+
+    async def run() -> None:
+        pauses = GcPauses()
+        pauses.stop()
+        pauses.start()
+        pauses.stop()
+        exempted, _ = await _after_long_collection()
+        assert exempted <= 0
+
+    callbacks = list(gc.callbacks)
+    asyncio.run(run())
+    assert gc.callbacks == callbacks
+
+
+def test_exemptions_end_in_an_idle_moment_once_an_hour() -> None:
+    schedule = ThawSchedule(0.0, 0.0, 0.0)
+    assert not schedule.is_due(THAW_S - LOOK_S, 0.0)
+    assert schedule.is_due(THAW_S, 0.0)
+    busy_s = 2 * IDLE * LOOK_S
+    assert not schedule.is_due(THAW_S + LOOK_S, busy_s)
+    assert schedule.is_due(THAW_S + 2 * LOOK_S, busy_s)
+
+
+def test_a_process_that_is_never_idle_collects_everything_once_a_day() -> None:
+    schedule = ThawSchedule(0.0, 0.0, 0.0)
+    steps = int(THAW_BUSY_S / LOOK_S)
+    due = [step for step in range(1, steps + 1) if schedule.is_due(step * LOOK_S, step * LOOK_S)]
+    assert due == [steps]
