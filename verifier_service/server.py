@@ -18,6 +18,7 @@ from outrider.lm.outcome import OutcomeWants
 from outrider.lm.runner import PackedLM
 from outrider.lm.step_profile import profile_steps
 from outrider.runtime.metrics import Metrics
+from outrider.runtime.threads import in_own_thread
 from outrider.runtime.tracing import Tracing
 from outrider.tokens import TokenTable
 from outrider.v1 import explain_pb2, verifier_pb2, verifier_pb2_grpc
@@ -124,15 +125,15 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         """Loads and checks the target, then starts the engine; readers get beats from the beginning."""
         beats = asyncio.create_task(self._beat_while_loading(), name="beats")
         try:
-            target = await asyncio.to_thread(self._load)
+            target = await in_own_thread(self._load)
             self._target = target  # a stop while its passes compile closes the target
-            amateur = await asyncio.to_thread(load_amateur, self._settings, target)
-            proposers = await asyncio.to_thread(_prepare, target, self._settings)
+            amateur = await in_own_thread(load_amateur, self._settings, target)
+            proposers = await in_own_thread(_prepare, target, self._settings)
             await self._compile_passes(target)
-            costs = await asyncio.to_thread(self._measure, target)
-            tokens = await asyncio.to_thread(tokens_of, target)
-            weights = await asyncio.to_thread(digest_of_weights, self._settings)
-            self._grammars = await asyncio.to_thread(Grammars, tokens, target.eos_ids, target.vocabulary_size)
+            costs = await in_own_thread(self._measure, target)
+            tokens = await in_own_thread(tokens_of, target)
+            weights = await in_own_thread(digest_of_weights, self._settings)
+            self._grammars = await in_own_thread(Grammars, tokens, target.eos_ids, target.vocabulary_size)
         finally:
             beats.cancel()
         sys.setswitchinterval(self._settings.switch_interval_us / 1e6)
@@ -308,7 +309,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
     async def _compile_passes(self, target: PackedLM) -> None:
         """Has the target's passes compiled as the settings say; the engine does not run yet."""
         settings = self._settings
-        await asyncio.to_thread(target.compile_passes, settings.passes, settings.cache_dir)
+        await in_own_thread(target.compile_passes, settings.passes, settings.cache_dir)
 
     async def _beat_while_loading(self) -> None:
         while True:

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 import grpc.aio
 
 from outrider.runtime.metrics import PREFIX, Metrics
+from outrider.runtime.threads import in_own_thread
 from outrider.runtime.tracing import Tracing
 from outrider.source.metrics import SourceCollector
 from outrider.source.streams import AttachStreams, Context, Requests
@@ -84,7 +85,7 @@ class SourceServer(draft_source_pb2_grpc.DraftSourceServicer, Generic[W]):
 
     async def start(self) -> None:
         """Loads the source and starts the worker's thread."""
-        worker = await asyncio.to_thread(self._load, self._streams.publish)
+        worker = await in_own_thread(self._load, self._streams.publish)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._worker = worker
         self._thread = threading.Thread(target=self._run, args=(worker,), name="worker", daemon=True)
