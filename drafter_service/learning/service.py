@@ -1,6 +1,7 @@
 """Puts a learning drafter together from its settings."""
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import torch
@@ -138,7 +139,9 @@ class Learning:
 
     def _again(self, name: str) -> Drafter:
         """The drafter of another version, with the settings of the serving drafter; any thread."""
-        return load(self._of(name))
+        # In a thread that ends: see `in_own_thread`, which is for event loops.
+        with ThreadPoolExecutor(1, "load-again") as executor:
+            return executor.submit(load, self._of(name)).result()
 
     def _of(self, name: str) -> DrafterSettings:
         # A measurement of threads would disturb the passes of the drafter that serves.
