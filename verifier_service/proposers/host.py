@@ -49,6 +49,9 @@ WARM_STEPS = 8
 """Steps before the end of a rest in which a proposer without planes is shown passes again: it has to know the
 text when it is tried."""
 
+COMPARED_STEPS = 32
+"""Steps before the end of a rest that the steps with the proposer are compared with."""
+
 
 @dataclass(slots=True)
 class _Hosted:
@@ -229,7 +232,8 @@ class ProposerHost:
                 awake.append((hosted, price))
             elif sessions := [hosted.name in session.sources.batched for session in ready].count(True):
                 price.begins(sessions, expected.tokens_per_ms)
-                self._step.append((price, sessions, False))
+                if price.rest_left < COMPARED_STEPS:
+                    self._step.append((price, sessions, False))
         if self._filling is not None and any(
             hosted.planes is not None and hosted.name in session.sources.batched
             for hosted, _ in awake

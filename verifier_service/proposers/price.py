@@ -14,7 +14,7 @@ _WEIGHT = 0.1
 _FASTER = 0.3
 """Weight of a call faster than the mean: first calls and calls that other work interrupts are slower."""
 _LEAST_MS = 0.05
-_FIRST_REST, _LONGEST_REST = 16, 256
+_FIRST_REST, _LONGEST_REST = 16, 1024
 """Steps for which a proposer or a level rests if it did not pay for its time; doubled each time."""
 _PROVEN = 32
 """Steps in a row that a proposer or a level has to pay for before its next rest is a short one again."""
