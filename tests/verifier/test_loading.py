@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,33 @@ async def test_beats_go_out_while_the_model_loads_and_nothing_is_opened() -> Non
         assert len((await client.generate([1, 2], new=5)).ids) == 5
     await service.stop(0.0)
     await server.stop(0.0)
+
+
+class _NoPool(ThreadPoolExecutor):
+    """An executor for threads that stay, which a load must not use."""
+
+    def submit(self, *args: Any, **kwargs: Any) -> Any:
+        raise AssertionError(f"{args[0]} was about to run in a thread that stays")
+
+
+async def test_no_thread_that_loads_stays_with_compute_threads_of_its_own() -> None:
+    """Compute threads spin at barriers only while the engine's thread alone has some."""
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(_NoPool(1))
+    before = set(threading.enumerate())
+    target: Any = NgramLM()
+    settings = VerifierSettings(model="unused", passes="eager")
+    service = VerifierServer(settings, lambda: target, Metrics("verifier"), print)
+    try:
+        await service.start()
+        loading = set(threading.enumerate()) - before
+        loading = {thread for thread in loading if thread.name.startswith("one-job")}
+        for thread in loading:
+            thread.join(20.0)
+        assert not any(thread.is_alive() for thread in loading)
+    finally:
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        await service.stop(0.0)
 
 
 class _Compiling(NgramLM):
