@@ -136,7 +136,13 @@ def running(settings: argparse.Namespace, program: str | None) -> Iterator[dict[
         peer = held.enter_context(HfPeer(settings.target, settings.drafter, ignore_eos=True))
         for threads, own in arms.items():
             services = held.enter_context(
-                UpServices(settings.target, settings.drafter, threads=threads, passes=settings.passes, **COLD)
+                UpServices(
+                    settings.target,
+                    settings.drafter,
+                    threads=threads,
+                    passes=settings.passes,
+                    **COLD | {"OUTRIDER_UP__HEADS": settings.heads},
+                )
             )
             own[PLAIN] = outrider_arm(services.address, False, settings.tokens)
             own[SPECULATIVE] = outrider_arm(services.address, True, settings.tokens)
@@ -208,6 +214,9 @@ def parse() -> argparse.Namespace:
     parser = command_line("peers", __doc__, is_curve=True)
     parser.add_argument("--target", default=str(MODELS / "target"), help="folder of the target model")
     parser.add_argument("--drafter", default=str(MODELS / "drafter"), help="folder of the drafter")
+    parser.add_argument(
+        "--heads", default="", help="heads of our target that draft as well, as `outrider up --heads` says"
+    )
     parser.add_argument(
         "--llama-server", metavar="PATH", help="llama.cpp's server; default: the one on PATH, if any"
     )
