@@ -18,12 +18,12 @@ from outrider.lm.device.placement import kv_mb_of
 from outrider.lm.parallel.leader import Leader, follow_leader
 from outrider.lm.parallel.rank_group import RankGroup, RankInfo, RankLost
 from outrider.lm.runner import PackedLM
-from outrider.runtime import gc_pauses
 from outrider.runtime.children import ServiceProcess
 from outrider.runtime.lifeline import die_with_parent
 from outrider.runtime.log import configure
 from outrider.runtime.metrics import Metrics
 from outrider.runtime.settings import OF_THIS_PROCESS, as_variables
+from outrider.runtime.stalls import gc_pauses
 from speculative.errors import InvalidRequest, ModelRefused, OutriderError
 from verifier_service.loading import gpu_options, threads_of
 from verifier_service.proposers.batched import guest_room

@@ -18,7 +18,7 @@ from outrider.lm.outcome import OutcomeWants
 from outrider.lm.runner import PackedLM
 from outrider.lm.step_profile import profile_steps
 from outrider.runtime.metrics import Metrics
-from outrider.runtime.threads import in_own_thread
+from outrider.runtime.own_thread import in_own_thread
 from outrider.runtime.tracing import Tracing
 from outrider.tokens import TokenTable
 from outrider.v1 import explain_pb2, verifier_pb2, verifier_pb2_grpc

@@ -139,7 +139,7 @@ class Learning:
 
     def _again(self, name: str) -> Drafter:
         """The drafter of another version, with the settings of the serving drafter; any thread."""
-        # In a thread that ends: see `in_own_thread`, which is for event loops.
+        # In a thread that ends, for the reason that `outrider.runtime.own_thread` gives.
         with ThreadPoolExecutor(1, "load-again") as executor:
             return executor.submit(load, self._of(name)).result()
 

@@ -22,12 +22,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
-from outrider.runtime.gc_pauses import GcPauses
 from outrider.runtime.lifeline import die_with_parent
 from outrider.runtime.log import configure
 from outrider.runtime.metrics import Metrics, MetricsServer
 from outrider.runtime.security import Listening, inside
 from outrider.runtime.settings import ServiceSettings
+from outrider.runtime.stalls.gc_pauses import GcPauses
 from outrider.runtime.stalls.watchdog import Watchdog
 from outrider.runtime.tracing import Tracing, open_tracing
 from outrider.wire.bind_errors import bind_failure
@@ -185,11 +185,11 @@ async def _serve(
             await ending.requested.wait()
     finally:
         ready = False
+        gc_pauses.stop()
         log.info("stopping")
         await health.enter_graceful_shutdown()
         await _stop(service, server, settings.grace_s)
         watchdog.stop()
-        gc_pauses.stop()
         http.close()
         await asyncio.to_thread(tracing.close)
 

@@ -1,35 +1,15 @@
-"""Processor cores that this process may use, numbers of threads to compute with, and threads for one job."""
+"""Processor cores that this process may use, and the numbers of threads to compute with."""
 
-import asyncio
 import os
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, ParamSpec, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 CGROUP = Path("/sys/fs/cgroup")
 _MOST = 1024
 """The most threads that a setting can ask for."""
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-async def in_own_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Runs `work` off the event loop, in a thread that ends with it. For whatever computes with torch.
-
-    Each thread that computes with OpenMP keeps a team of compute threads until it ends. While all teams of a
-    process together are larger than the number of cores, OpenMP's threads sleep at each barrier and no longer
-    spin, so a pass takes several times as long. A thread of a pool, as of asyncio.to_thread, would keep its
-    team beside that of the thread that serves.
-    """
-    executor = ThreadPoolExecutor(1, "one-job")
-    try:
-        return await asyncio.get_running_loop().run_in_executor(executor, lambda: work(*args, **kwargs))
-    finally:
-        executor.shutdown(wait=False)
 
 
 def _checked(threads: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import grpc.aio
 
 from outrider.runtime.metrics import PREFIX, Metrics
-from outrider.runtime.threads import in_own_thread
+from outrider.runtime.own_thread import in_own_thread
 from outrider.runtime.tracing import Tracing
 from outrider.source.metrics import SourceCollector
 from outrider.source.streams import AttachStreams, Context, Requests

@@ -50,6 +50,7 @@ LAYERS = {
             "outrider.wire",
             "outrider.v1",
             "outrider.runtime.metrics",
+            "outrider.runtime.own_thread",
             "outrider.runtime.tracing",
         ),
         (*RPC, "prometheus_client"),

@@ -16,6 +16,7 @@ from outrider.v1 import verifier_pb2
 from outrider.v1.verifier_pb2_grpc import VerifierStub
 from outrider.wire.channel import open_channel, server_options
 from speculative.errors import ModelRefused
+from verifier_service.engine.step_cost import StepCostModel
 from verifier_service.loading import description_of
 from verifier_service.server import VerifierServer
 from verifier_service.sessions.request import ServedModel
@@ -64,17 +65,24 @@ async def test_no_thread_that_loads_stays_with_compute_threads_of_its_own() -> N
     """Compute threads spin at barriers only while the engine's thread alone has some."""
     loop = asyncio.get_running_loop()
     loop.set_default_executor(_NoPool(1))
-    before = set(threading.enumerate())
-    target: Any = NgramLM()
+    threads: list[threading.Thread] = []
+
+    def load() -> Any:
+        threads.append(threading.current_thread())
+        return NgramLM()
+
+    def measure(target: Any) -> StepCostModel:
+        threads.append(threading.current_thread())
+        return StepCostModel()
+
     settings = VerifierSettings(model="unused", passes="eager")
-    service = VerifierServer(settings, lambda: target, Metrics("verifier"), print)
+    service = VerifierServer(settings, load, Metrics("verifier"), print, measure=measure)
     try:
         await service.start()
-        loading = set(threading.enumerate()) - before
-        loading = {thread for thread in loading if thread.name.startswith("one-job")}
-        for thread in loading:
+        assert len(threads) == 2
+        for thread in threads:
             thread.join(20.0)
-        assert not any(thread.is_alive() for thread in loading)
+            assert not thread.is_alive()
     finally:
         loop.set_default_executor(ThreadPoolExecutor(1))
         await service.stop(0.0)

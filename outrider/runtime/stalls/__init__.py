@@ -1,1 +1,1 @@
-"""Tells how long a process's event loop stood still, and what ran meanwhile."""
+"""Keeps pauses of a process short, and tells how long its event loop stood still and what ran meanwhile."""

@@ -22,7 +22,8 @@ from verifier_service.proposers.batched import (
     ProposerNeeds,
     SeenPass,
 )
-from verifier_service.proposers.host import JUDGED_CALLS, SLOW_CALLS, WARM_STEPS
+from verifier_service.proposers.host import COMPARED_STEPS, JUDGED_CALLS, SLOW_CALLS, WARM_STEPS
+from verifier_service.proposers.measured_gain import MeasuredGain
 
 NEW = 24
 PENALISED = SamplingParams(temperature=0.9, repetition_penalty=1.2, frequency_penalty=0.2)
@@ -340,6 +341,40 @@ def test_one_that_rests_is_shown_nothing_but_the_passes_before_its_next_trial() 
     rests = [length for length in before_trials if length > 1]
     assert len(rests) >= 2, "the proposer rested, and was tried again"
     assert min(rests) >= WARM_STEPS
+
+
+def test_of_a_rest_only_the_last_steps_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ticking(Clock):
+        """Every look at the time takes a while, so that no step takes none."""
+
+        def now_s(self) -> float:
+            self.time += 0.0001
+            return self.time
+
+    clock = Ticking()
+    compared: list[bool] = []
+    learn = MeasuredGain.learn
+
+    def noted(self: MeasuredGain, sessions: int, asked: bool, tokens: int, ms: float) -> None:
+        compared.append(asked)
+        learn(self, sessions, asked, tokens, ms)
+
+    monkeypatch.setattr(MeasuredGain, "learn", noted)
+
+    class Dear(Drafting):
+        """Drafts nothing at a high price."""
+
+        def level(self, session: ProposedSession, depth: int) -> DraftLevel | None:
+            clock.time += 0.01
+            return None
+
+    costs = StepCostModel({1: 20.0, 64: 83.0})
+    driver = CoreDriver(proposers={"dear": Dear(clock)}, meter=clock, costs=costs, adaptive=True)
+    driver.open((1, 2, 3), len(LONG), sources=("dear",))
+    driver.run()
+    bare = [len(list(group)) for asked, group in itertools.groupby(compared) if not asked]
+    # The step that decides on a rest counts as well, and so do steps that leave a proposer on trial out.
+    assert COMPARED_STEPS <= max(bare) < 2 * COMPARED_STEPS, "rests take up to 128 steps here"
 
 
 def test_slow_calls_far_apart_mute_nobody() -> None:

@@ -88,11 +88,12 @@ def test_showing_passes_is_a_part_of_the_first_level_s_price() -> None:
 
 def test_one_that_does_not_pay_rests_longer_and_longer_and_is_tried_again() -> None:
     price = taught((10.0, 0.1))
-    steps = begun(price, 700, tokens_per_ms=0.1)
+    steps = begun(price, 5000, tokens_per_ms=0.1)
     assert not all(steps)
     rests = [len(run) for run in "".join("x" if asked else "-" for asked in steps).split("x") if run]
-    assert rests[:4] == [17, 33, 65, 129], "doubling; the step that decides is one of them"
-    assert sum(steps) <= 30
+    expected = [17, 33, 65, 129, 257, 513, 1025, 1025]
+    assert rests[:8] == expected, "doubling up to the longest; the step that decides is one of them"
+    assert sum(steps) <= 50
 
 
 def test_one_that_rests_says_so_and_one_that_is_tried_does_not() -> None:

@@ -3,8 +3,9 @@
 A full collection looks at all objects that could be part of a cycle, and no thread runs meanwhile: some
 200 ms for a model and its libraries, over 100 ms for what a busy worker remembers of its sessions. So objects
 are exempt once a service has loaded, and again after each full collection that took long. An exempt object is
-freed as usual when nothing refers to it. Only exempt objects that refer to one another in a cycle stay, until
-a collection that exempts nothing; it waits for a moment in which the process is idle.
+freed as usual when nothing refers to it. Only cycles of exempt objects, and what they refer to, stay until a
+collection without exemptions, after which everything is exempt again. It waits until the process uses little
+of a core. Python 3.14 collects in small increments, after which nothing becomes exempt.
 """
 
 import asyncio
@@ -16,11 +17,11 @@ from typing import Any
 LONG_S = 0.01
 """Processor seconds of a full collection after which its survivors are exempt."""
 LOOK_S = 10.0
-"""Seconds between two looks at whether the process is idle."""
+"""Seconds between two looks at how busy the process is."""
 IDLE = 0.1
 """Share of a core that an idle process uses at most."""
 THAW_S = 3600.0
-"""Seconds, at least, between two collections that exempt nothing."""
+"""Seconds, at least, between two collections without exemptions."""
 THAW_BUSY_S = 86_400.0
 """Seconds after which even a process that is never idle has such a collection."""
 
@@ -29,7 +30,7 @@ def freeze() -> None:
     """Collects garbage once, then exempts all objects that exist now from further collections."""
     gc.collect()
     gc.freeze()
-    # The collector waits until a quarter as many objects came as the last full collection left: here none.
+    # The next full collection waits until new objects are a quarter of what the last one left: here none.
     gc.collect()
 
 
@@ -57,8 +58,6 @@ class GcPauses:
 
     def __init__(self) -> None:
         self._began_s = 0.0
-        self._has_exempted = False
-        """Whether survivors were exempted since the last collection without exemptions."""
         self._schedule: ThawSchedule
         self._timer: asyncio.TimerHandle | None = None
 
@@ -84,15 +83,13 @@ class GcPauses:
             self._began_s = time.thread_time()
         elif time.thread_time() - self._began_s >= LONG_S:
             gc.freeze()
-            self._has_exempted = True
 
     def _look(self) -> None:
         now_s = time.monotonic()
-        is_due = self._schedule.is_due(now_s, time.process_time())
-        if is_due and self._has_exempted:
+        if self._schedule.is_due(now_s, time.process_time()):
             gc.unfreeze()
             freeze()
-            self._has_exempted, self._schedule.thawed_s = False, now_s
+            self._schedule.thawed_s = now_s
         self._look_later()
 
     def _look_later(self) -> None:
