@@ -18,20 +18,18 @@ class Node:
 
 
 @pytest.fixture
-def thawed() -> Iterator[None]:
-    yield
+def pauses() -> Iterator[GcPauses]:
+    """The exemptions of this process, which end with the test."""
+    made = GcPauses()
+    yield made
+    made.stop()
     gc.unfreeze()
 
 
-def _cycle() -> Node:
+def collect() -> tuple[int, weakref.ref[Node]]:
+    """Collects garbage; returns how many objects became exempt, and a cycle that is garbage since."""
     node = Node()
     node.me = node
-    return node
-
-
-async def _after_long_collection() -> tuple[int, weakref.ref[Node]]:
-    """How many objects a long collection exempts, and a cycle among them that is garbage now."""
-    node = _cycle()
     before = gc.get_freeze_count()
     kept = [[at] for at in range(1000)]
     gc.collect()
@@ -40,66 +38,44 @@ async def _after_long_collection() -> tuple[int, weakref.ref[Node]]:
     return exempted, weakref.ref(node)
 
 
-@pytest.mark.usefixtures("thawed")
-def test_survivors_of_a_long_collection_are_exempt_until_the_process_is_idle(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_survivors_of_a_long_collection_are_exempt_until_the_process_is_idle(
+    monkeypatch: pytest.MonkeyPatch, pauses: GcPauses
 ) -> None:
     monkeypatch.setattr(gc_pauses, "LONG_S", 0.0)
     monkeypatch.setattr(gc_pauses, "LOOK_S", 0.05)
-
-    async def run() -> None:
-        pauses = GcPauses()
-        pauses.start()
-        try:
-            exempted, garbage = await _after_long_collection()
-            assert exempted >= 900  # exempt objects may have been freed
-            gc.collect()
-            assert garbage() is not None, "an exempt cycle was collected"
-            monkeypatch.setattr(gc_pauses, "IDLE", 1000.0)  # whatever threads other tests have left
-            monkeypatch.setattr(gc_pauses, "THAW_S", 0.0)
-            collected = asyncio.Event()
-            weakref.finalize(garbage(), collected.set)
-            async with asyncio.timeout(20):
-                await collected.wait()
-        finally:
-            pauses.stop()
-
-    asyncio.run(run())
+    pauses.start()
+    exempted, garbage = collect()
+    assert exempted >= 900  # exempt objects may have been freed
+    gc.collect()
+    assert garbage() is not None, "an exempt cycle was collected"
+    monkeypatch.setattr(gc_pauses, "IDLE", 1000.0)  # whatever threads other tests have left
+    monkeypatch.setattr(gc_pauses, "THAW_S", 0.0)
+    collected = asyncio.Event()
+    weakref.finalize(garbage(), collected.set)
+    async with asyncio.timeout(20):
+        await collected.wait()
 
 
-@pytest.mark.usefixtures("thawed")
-def test_a_short_collection_exempts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_short_collection_exempts_nothing(monkeypatch: pytest.MonkeyPatch, pauses: GcPauses) -> None:
     monkeypatch.setattr(gc_pauses, "LONG_S", 1000.0)
-
-    async def run() -> None:
-        pauses = GcPauses()
-        pauses.start()
-        try:
-            exempted, garbage = await _after_long_collection()
-            assert exempted <= 0  # exempt objects may have been freed
-            gc.collect()
-            assert garbage() is None
-        finally:
-            pauses.stop()
-
-    asyncio.run(run())
+    pauses.start()
+    exempted, garbage = collect()
+    assert exempted <= 0  # exempt objects may have been freed
+    gc.collect()
+    assert garbage() is None
 
 
-@pytest.mark.usefixtures("thawed")
-def test_nothing_is_exempted_once_the_process_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_exempted_once_the_process_stops(
+    monkeypatch: pytest.MonkeyPatch, pauses: GcPauses
+) -> None:
     monkeypatch.setattr(gc_pauses, "LONG_S", 0.0)
-
-    async def run() -> None:
-        pauses = GcPauses()
-        pauses.stop()
-        pauses.start()
-        pauses.stop()
-        exempted, _ = await _after_long_collection()
-        assert exempted <= 0
-
     callbacks = list(gc.callbacks)
-    asyncio.run(run())
+    pauses.stop()
+    pauses.start()
+    pauses.stop()
     assert gc.callbacks == callbacks
+    exempted, _ = collect()
+    assert exempted <= 0
 
 
 def test_exemptions_end_in_an_idle_moment_once_an_hour() -> None:

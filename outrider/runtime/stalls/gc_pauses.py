@@ -4,8 +4,8 @@ A full collection looks at all objects that could be part of a cycle, and no thr
 200 ms for a model and its libraries, over 100 ms for what a busy worker remembers of its sessions. So objects
 are exempt once a service has loaded, and again after each full collection that took long. An exempt object is
 freed as usual when nothing refers to it. Only cycles of exempt objects, and what they refer to, stay until a
-collection without exemptions, after which everything is exempt again. It waits until the process uses little
-of a core. Python 3.14 collects in small increments, after which nothing becomes exempt.
+collection without exemptions, after which everything is exempt again. That collection waits until the process
+uses little of a core. A Python that collects in small increments has no long collections to exempt anything.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ def freeze() -> None:
 
 @dataclass(slots=True)
 class ThawSchedule:
-    """Decides when to collect without exemptions. Times are in seconds, on any clock."""
+    """Decides when to collect without exemptions, which `gc` calls to unfreeze. Times are in seconds, on any clock."""
 
     thawed_s: float
     """When nothing was exempt the last time."""
