@@ -36,7 +36,7 @@ def freeze() -> None:
 
 @dataclass(slots=True)
 class ThawSchedule:
-    """Decides when to collect without exemptions, which `gc` calls to unfreeze. Times are in seconds, on any clock."""
+    """Decides when to thaw: to collect without exemptions. Times are in seconds, on any clock."""
 
     thawed_s: float
     """When nothing was exempt the last time."""
