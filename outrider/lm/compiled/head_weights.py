@@ -8,12 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from outrider.compiling.store import NeverCompiled
-from outrider.lm.compiled.panels import panels_of
+from outrider.lm.compiled.panels import smallest_panels
 from outrider.lm.heads.pair_head import PairHead
 from outrider.lm.heads.parts import HeadParts
 from outrider.lm.large_pages import LargePages
 from outrider.lm.linear import PackedLinear
-from outrider.lm.weight_only.packing import PackedWeight
 
 _MOST_BYTES = 2**30
 """Largest weights of a head, its output layer included, that are kept twice, in bytes."""
@@ -124,13 +123,10 @@ class PackedHead:
         if given is None:
             return _Linear()
         weight, bias = given
-        # Half the memory, with the same numbers: published heads are mostly in bfloat16.
-        is_bfloat16 = torch.equal(weight.bfloat16().float(), weight)
-        width = self._panel_width
-        made = PackedWeight.of(weight, "bfloat16", width).panels if is_bfloat16 else panels_of(weight, width)
-        panels = self._memory.place(made)
+        panels = self._memory.place(smallest_panels(weight, self._panel_width))
         self._kept.append(panels)
         at_bias = 0 if bias is None else self._table(bias)
+        is_bfloat16 = panels.dtype is torch.bfloat16
         return _Linear(panels.data_ptr(), at_bias, weight.shape[1], weight.shape[0], is_bfloat16)
 
 

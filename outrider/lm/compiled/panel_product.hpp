@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <vector>
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -99,8 +101,10 @@ struct Product {
 };
 
 // R rows times one panel. Every output adds over k in order, so a row's bits do not depend on R.
-template <typename Format, int R>
-void multiply_panel(const Product& of, const typename Format::Element* panel, int64_t row, int64_t first) {
+// With KEEPS, the widened weights are written to `floats`, as a panel in float32.
+template <typename Format, int R, bool KEEPS = false>
+void multiply_panel(const Product& of, const typename Format::Element* panel, int64_t row, int64_t first,
+                    float* floats) {
   const float* rows = of.rows + row * of.row_stride;
   Vec sums[R][2];
   for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = Vec{};
@@ -108,6 +112,10 @@ void multiply_panel(const Product& of, const typename Format::Element* panel, in
     Vec left, right;
     Format::read(panel, left, right);
     panel += PANEL;
+    if constexpr (KEEPS) {
+      store(floats + k * PANEL, left);
+      store(floats + k * PANEL + LANES, right);
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const float scalar = rows[r * of.row_stride + k];
@@ -133,7 +141,7 @@ void multiply_panel(const Product& of, const typename Format::Element* panel, in
 template <typename Format>
 void multiply_panel_by(int64_t some, const Product& of, const typename Format::Element* panel, int64_t row,
                        int64_t first) {
-  using Kernel = void (*)(const Product&, const typename Format::Element*, int64_t, int64_t);
+  using Kernel = void (*)(const Product&, const typename Format::Element*, int64_t, int64_t, float*);
   static constexpr Kernel KERNELS[] = {
       multiply_panel<Format, 1>, multiply_panel<Format, 2>, multiply_panel<Format, 3>,
       multiply_panel<Format, 4>,
@@ -142,7 +150,32 @@ void multiply_panel_by(int64_t some, const Product& of, const typename Format::E
       multiply_panel<Format, 8>,
 #endif
   };
-  KERNELS[some - 1](of, panel, row, first);
+  KERNELS[some - 1](of, panel, row, first, nullptr);
+}
+
+// Room for a panel's weights as floats, which a thread keeps.
+inline float* panel_of_floats(int64_t width) {
+  static thread_local std::vector<float> room;
+  const int64_t need = PANEL * (width + 1);
+  if (static_cast<int64_t>(room.size()) < need) room.resize(need);
+  // A load across two lines of the cache takes twice as long.
+  const uintptr_t line = PANEL * sizeof(float), begin = reinterpret_cast<uintptr_t>(room.data());
+  return reinterpret_cast<float*>((begin + line - 1) / line * line);
+}
+
+// All rows times one panel. The first tile widens its weights for the others.
+template <typename Format>
+void multiply_tiles(const Product& of, const typename Format::Element* panel, int64_t first) {
+  if constexpr (!std::is_same_v<Format, Float32>)
+    if (of.count > TILE) {
+      float* floats = panel_of_floats(of.width);
+      multiply_panel<Format, TILE, true>(of, panel, 0, first, floats);
+      for (int64_t row = TILE; row < of.count; row += TILE)
+        multiply_panel_by<Float32>(std::min<int64_t>(TILE, of.count - row), of, floats, row, first);
+      return;
+    }
+  for (int64_t row = 0; row < of.count; row += TILE)
+    multiply_panel_by<Format>(std::min<int64_t>(TILE, of.count - row), of, panel, row, first);
 }
 
 template <typename Format>
@@ -152,9 +185,7 @@ void multiply(const Product& of, const void* weights) {
   const int64_t grain = std::max<int64_t>(1, 65536 / (PANEL * of.width));
   in_parallel(panel_count, grain, [&](int64_t low, int64_t high) {
     for (int64_t index = low; index < high; ++index)
-      for (int64_t row = 0; row < of.count; row += TILE)
-        multiply_panel_by<Format>(std::min<int64_t>(TILE, of.count - row), of,
-                                  panels + index * PANEL * of.width, row, index * PANEL);
+      multiply_tiles<Format>(of, panels + index * PANEL * of.width, index * PANEL);
   });
 }
 

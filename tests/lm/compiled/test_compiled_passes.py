@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from outrider.lm.compiled import panels
 from outrider.lm.compiled.container import holders
+from outrider.lm.compiled.panels import panels_of, smallest_panels
 from outrider.lm.device.memory import first_pool
 from outrider.lm.outcome import OutcomeWants
 from outrider.lm.plan import SequenceRows
@@ -214,3 +216,25 @@ def test_ids_behind_the_vocabulary_have_embeddings_in_compiled_passes_too(
     assert found[0].shape == (len(text), VOCABULARY)
     assert (found[0] - found[1]).abs().max() < 1e-4 * found[1].std()
     compiled.close()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_that_bfloat16_holds_give_the_bits_of_floats_from_half_the_memory(
+    family: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model_of(family).bfloat16().save_pretrained(tmp_path)
+    text = [(7 * at) % VOCABULARY for at in range(30)]  # several tiles of rows
+    found = []
+    for made in (smallest_panels, panels_of):
+        monkeypatch.setattr(panels, "smallest_panels", made)
+        lm = PackedLM.load(tmp_path)
+        lm.wants = OutcomeWants(features=FEATURES)
+        lm.compile_passes("compiled", cache)
+        outcome = lm.forward([SequenceRows(lm.table(), text, range(-1, len(text) - 1), range(len(text)))])
+        assert lm.compiled is not None
+        assert outcome.features is not None
+        found.append((torch.from_numpy(outcome.rows()).clone(), outcome.features.clone()))
+        lm.close()
+    (rows, hidden), (rows_over_floats, hidden_over_floats) = found
+    assert torch.equal(rows, rows_over_floats)
+    assert torch.equal(hidden, hidden_over_floats)

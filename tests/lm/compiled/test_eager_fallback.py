@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from outrider.compiling.toolchain import find_compiler
-from outrider.lm.compiled.panels import panels_of
+from outrider.lm.compiled.panels import panels_of, smallest_panels
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
 from speculative.errors import InvalidRequest
@@ -142,3 +142,11 @@ def test_panels_hold_every_weight_where_the_product_reads_it(out: int) -> None:
     for output in range(out):
         assert torch.equal(panels[output // 32, :, output % 32], weight[output])
     assert panels.transpose(1, 2).reshape(-1, 5)[out:].abs().sum() == 0
+
+
+def test_panels_are_in_bfloat16_only_where_no_weight_changes() -> None:
+    stored = torch.randn(70, 5).bfloat16().float()
+    assert smallest_panels(stored, 32).dtype is torch.bfloat16
+    stored[69, 4] += 2**-20
+    assert torch.equal(smallest_panels(stored, 32), panels_of(stored, 32))
+    assert smallest_panels(torch.full((1, 1), float("nan")), 32).dtype is torch.float32
