@@ -72,7 +72,7 @@ def compile_folder(folder: Path) -> None:
     from outrider.lm.compiled.order import CompileOrder
 
     order = CompileOrder.from_json((folder / ORDER).read_text())
-    torch.set_num_threads(order.threads)
+    torch.set_num_threads(1)  # Inductor's own loops: only our operators have helpers
     library = compile_operators(order.compiler, folder)
     width = ctypes.CDLL(str(library)).outrider_panel_width()
     read = json.loads(order.config)

@@ -73,7 +73,6 @@ class PassCompiler:
             cache_dir = Path(self._temporary.name)
         self._cache_dir = cache_dir
         self._store = PackageStore(cache_dir / _FOLDER)
-        self._threads = torch.get_num_threads()
         self._ready: CompiledRunner | None = None
         self._stop = threading.Event()
         self._done = threading.Event()
@@ -161,7 +160,6 @@ class PassCompiler:
         order = CompileOrder(
             config,
             tuple(lm.wants.features),
-            self._threads,
             compiler,
             small,
             added,

@@ -25,7 +25,8 @@ from speculative.errors import EmptySupport
 
 HEAD_LIBRARY = torch_library(
     "head_kernel",
-    *("head_kernel.cpp", "head_layer.hpp", "head_ranking.hpp", "slot_attention.hpp", "panel_product.hpp"),
+    *("head_kernel.cpp", "head_layer.hpp", "head_ranking.hpp"),
+    *("slot_attention.hpp", "panel_product.hpp", "helpers.hpp"),
 )
 _FEW = 16
 """The most pairs that are written without handing the interpreter to other threads: to write these takes

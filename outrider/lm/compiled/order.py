@@ -1,8 +1,8 @@
 """The order that a child compiles, and the key under which the cache keeps its package.
 
 The key holds everything that the package depends on: the model's configuration, its smallest tensors, the
-number of threads, the layers whose hidden states are kept, versions, the sources that make the graph, the
-compiler's path and the processor.
+layers whose hidden states are kept, versions, the sources that make the graph, the compiler's path and the
+processor.
 """
 
 import hashlib
@@ -20,6 +20,7 @@ from outrider.lm.weight_only.packing import WeightDtype
 
 _SOURCES = (
     "compiled/graph.py",
+    "compiled/helpers.hpp",
     "compiled/kernels.cpp",
     "compiled/operators.py",
     "compiled/panel_product.hpp",
@@ -46,8 +47,6 @@ class CompileOrder:
     """The model's configuration as JSON."""
     features: tuple[int, ...]
     """Layers whose hidden states the pass returns; see `OutcomeWants.features`."""
-    threads: int
-    """Compute threads of a pass."""
     compiler: str
     """Path of the C++ compiler."""
     inlined: dict[str, list[float]]

@@ -18,6 +18,8 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/c/shim.h>
 
+#include "helpers.hpp"
+
 namespace {
 
 #if defined(__AVX512F__)
@@ -38,17 +40,21 @@ inline Vec load(const float* from) { return *reinterpret_cast<const Loose*>(from
 inline void store(float* to, Vec value) { *reinterpret_cast<Loose*>(to) = value; }
 inline Vec all(float value) { return Vec{} + value; }
 
+// Runs body over [0, count); more than `grain` are cut into pieces for torch's number of threads.
 template <typename Body>
 void in_parallel(int64_t count, int64_t grain, const Body& body) {
-  if (count <= grain) {
+  uint32_t threads = 1;
+  if (count > grain) torch_get_num_threads(&threads);
+  if (threads <= 1) {
     body(0, count);
     return;
   }
-  const AOTITorchError error = torch_parallel_for(
-      0, count, grain,
-      [](int64_t low, int64_t high, void* context) { (*static_cast<const Body*>(context))(low, high); },
-      const_cast<Body*>(&body));
-  if (error != AOTI_TORCH_SUCCESS) throw error;
+  // Several pieces for each thread, so that one that comes late takes fewer.
+  const int64_t piece = std::max<int64_t>(1, count / (16 * int64_t{threads}));
+  outrider::Helpers::instance().run(
+      count, piece, static_cast<int>(threads) - 1,
+      [](int64_t low, int64_t high, const void* context) { (*static_cast<const Body*>(context))(low, high); },
+      &body);
 }
 
 // Formats of weights. `read` gives the weights of one input for the left and the right half of a panel.
@@ -182,7 +188,7 @@ template <typename Format>
 void multiply(const Product& of, const void* weights) {
   const auto* panels = static_cast<const typename Format::Element*>(weights);
   const int64_t panel_count = (of.outputs + PANEL - 1) / PANEL;
-  const int64_t grain = std::max<int64_t>(1, 65536 / (PANEL * of.width));
+  const int64_t grain = std::max<int64_t>(1, 16384 / (PANEL * of.width));
   in_parallel(panel_count, grain, [&](int64_t low, int64_t high) {
     for (int64_t index = low; index < high; ++index)
       multiply_tiles<Format>(of, panels + index * PANEL * of.width, index * PANEL);

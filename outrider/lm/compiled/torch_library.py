@@ -1,4 +1,4 @@
-"""Libraries of this folder's C++ that share torch's threads."""
+"""Libraries of this folder's C++ that link with torch."""
 
 from pathlib import Path
 

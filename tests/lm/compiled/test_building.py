@@ -15,7 +15,7 @@ from outrider.lm.compiled.child import PACKAGE, unpack_library
 from outrider.lm.compiled.order import CompileOrder
 
 LIMITS = BuildLimits()
-ORDER = CompileOrder("{}", (), 1, "g++", {})
+ORDER = CompileOrder("{}", (), "g++", {})
 
 
 def built(folder: Path, script: str, limits: BuildLimits = LIMITS, stopped: bool = False) -> Path:
@@ -69,13 +69,12 @@ def test_a_package_that_another_process_has_compiled_meanwhile_is_taken(tmp_path
 
 def test_every_part_of_an_order_is_part_of_its_key() -> None:
     others = [
-        CompileOrder("{} ", (), 1, "g++", {}),
-        CompileOrder("{}", (-1,), 1, "g++", {}),
-        CompileOrder("{}", (), 2, "g++", {}),
-        CompileOrder("{}", (), 1, "c++", {}),
-        CompileOrder("{}", (), 1, "g++", {"model.scale": [0.5]}),
+        CompileOrder("{} ", (), "g++", {}),
+        CompileOrder("{}", (-1,), "g++", {}),
+        CompileOrder("{}", (), "c++", {}),
+        CompileOrder("{}", (), "g++", {"model.scale": [0.5]}),
     ]
-    assert len({ORDER.key, *(order.key for order in others)}) == 6
+    assert len({ORDER.key, *(order.key for order in others)}) == 5
     assert CompileOrder.from_json(others[-1].to_json()) == others[-1]
 
 
