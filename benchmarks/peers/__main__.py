@@ -53,7 +53,13 @@ LLAMA_SPECULATION: Mapping[str, tuple[str, ...]] = {
         "8",
     ),
 }
-"""Flags of llama.cpp's arms; see docs/figures.md."""
+"""Flags of llama.cpp's arms over float32; see docs/figures.md."""
+BFLOAT16 = "_bf16"
+"""End of the names of llama.cpp's arms over the weights in bfloat16, as the checkpoint stores them."""
+LLAMA_ARMS: Mapping[str, tuple[str, ...]] = {
+    **LLAMA_SPECULATION,
+    **{f"{name}{BFLOAT16}": LLAMA_SPECULATION[name] for name in ("plain", "ngram")},
+}
 LEFT_OUT: Mapping[str, str] = {
     "arctic-inference": "it drafts only inside vLLM; `bench retrieval` has its suffix cache beside ours",
     "vLLM": "start its server, and name it to `outrider bench compare --endpoint`; it wants a GPU",
@@ -164,12 +170,15 @@ def llama_servers(settings: argparse.Namespace, program: str) -> Iterator[dict[t
         target, drafter = Path(folder) / "target.gguf", Path(folder) / "drafter.gguf"
         write_gguf(Path(settings.target), target)
         write_gguf(Path(settings.drafter), drafter)
+        smaller = Path(folder) / "target-bf16.gguf"
+        write_gguf(Path(settings.target), smaller, bfloat16=True)
         servers = {}
         for threads in settings.threads:
-            for name, own in LLAMA_SPECULATION.items():
+            for name, own in LLAMA_ARMS.items():
                 flags = [*LLAMA_FLAGS, *own, *(("--model-draft", str(drafter)) if name == "draft" else ())]
+                model = smaller if name.endswith(BFLOAT16) else target
                 servers[name, threads] = held.enter_context(
-                    LlamaServer(program, target, max(settings.streams), threads, flags)
+                    LlamaServer(program, model, max(settings.streams), threads, flags)
                 )
         for server in servers.values():
             server.wait_ready()
@@ -268,7 +277,7 @@ def main() -> None:
 
 def llama_fields(program: str) -> dict[str, Any]:
     """The version of llama.cpp's server, and the flags of its arms."""
-    flags = {LLAMA + arm: " ".join([*LLAMA_FLAGS, *own]) for arm, own in LLAMA_SPECULATION.items()}
+    flags = {LLAMA + arm: " ".join([*LLAMA_FLAGS, *own]) for arm, own in LLAMA_ARMS.items()}
     return {"version": version_of(program), "flags": flags}
 
 

@@ -1,4 +1,4 @@
-"""Writes a Llama checkpoint of transformers as a float32 GGUF file, which llama.cpp reads.
+"""Writes a Llama checkpoint of transformers as a GGUF file in float32 or bfloat16, which llama.cpp reads.
 
 Run as `python -m benchmarks.peers.gguf_models FOLDER FILE.gguf`. Tokenizers of byte-level BPE only.
 """
@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from gguf import MODEL_ARCH, GGUFWriter, TokenType, get_tensor_name_map
+from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, TokenType, get_tensor_name_map
+from gguf.quants import quantize
 from transformers import AutoModelForCausalLM
 
 from benchmarks.shared.heldout import tokenizer_of
 
 
-def write_gguf(model: Path, file: Path) -> None:
-    """Writes the model of a folder with its tokenizer.
+def write_gguf(model: Path, file: Path, *, bfloat16: bool = False) -> None:
+    """Writes the model of a folder with its tokenizer; in `bfloat16`, vectors stay float32.
 
     Raises:
         ValueError: the model is no Llama, or the tokenizer is no byte-level BPE.
@@ -27,7 +28,7 @@ def write_gguf(model: Path, file: Path) -> None:
     try:
         _add_shape(writer, target.config)
         _add_tokenizer(writer, json.loads(tokenizer_of(model).to_str()), target.config)
-        _add_tensors(writer, target)
+        _add_tensors(writer, target, bfloat16)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -81,7 +82,7 @@ def _add_tokenizer(writer: GGUFWriter, tokenizer: dict[str, Any], config: Any) -
         writer.add_eos_token_id(config.eos_token_id)
 
 
-def _add_tensors(writer: GGUFWriter, target: Any) -> None:
+def _add_tensors(writer: GGUFWriter, target: Any, bfloat16: bool) -> None:
     config = target.config
     names = get_tensor_name_map(MODEL_ARCH.LLAMA, config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
@@ -92,7 +93,11 @@ def _add_tensors(writer: GGUFWriter, target: Any) -> None:
         projection = name.split(".")[-2]
         if projection in heads:
             values = interleave_halves(values, heads[projection])
-        writer.add_tensor(names.get_name(name, (".weight",)), np.ascontiguousarray(values))
+        values = np.ascontiguousarray(values)
+        stored = GGMLQuantizationType.BF16 if bfloat16 and values.ndim > 1 else None
+        if stored is not None:
+            values = quantize(values, stored)
+        writer.add_tensor(names.get_name(name, (".weight",)), values, raw_dtype=stored)
 
 
 def interleave_halves(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -120,10 +125,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.gguf_models", description=__doc__)
     parser.add_argument("folder", type=Path, help="folder of the Llama checkpoint")
     parser.add_argument("file", type=Path, help="GGUF file to write")
+    parser.add_argument("--bfloat16", action="store_true", help="keep matrices in bfloat16, not in float32")
     given = parser.parse_args()
     check_paths(given.folder, given.file)
     try:
-        write_gguf(given.folder, given.file)
+        write_gguf(given.folder, given.file, bfloat16=given.bfloat16)
     except (OSError, ValueError) as error:
         raise SystemExit(f"{given.folder} cannot be converted to {given.file}: {error}") from error
     print(f"wrote {given.file}, {given.file.stat().st_size / 2**20:.1f} MiB")

@@ -151,6 +151,28 @@ def test_a_gguf_file_holds_the_checkpoints_numbers_shape_and_tokens(
     ]
 
 
+def test_a_gguf_file_in_bfloat16_rounds_matrices_and_keeps_vectors(
+    narrow_llama: Path, converted: Path, tmp_path: Path
+) -> None:
+    from gguf import GGUFReader
+
+    from benchmarks.peers.gguf_models import write_gguf
+
+    write_gguf(narrow_llama, tmp_path / "small.gguf", bfloat16=True)
+    small, floats = (
+        {tensor.name: tensor for tensor in GGUFReader(file).tensors}
+        for file in (tmp_path / "small.gguf", converted)
+    )
+    assert small.keys() == floats.keys()
+    for name, tensor in small.items():
+        expected = torch.from_numpy(np.array(floats[name].data))
+        found = torch.from_numpy(np.array(tensor.data))
+        if expected.dim() > 1:
+            expected = expected.bfloat16()
+            found = found.view(torch.bfloat16).view(expected.shape)
+        assert torch.equal(found, expected)
+
+
 def test_what_cannot_be_converted_is_refused_before_anything_is_loaded(
     narrow_llama: Path, tmp_path: Path
 ) -> None:
