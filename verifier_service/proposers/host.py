@@ -34,6 +34,7 @@ from verifier_service.proposers.planes.filling import PlaneFilling
 from verifier_service.proposers.planes.held_passes import Seen, ShownPasses
 from verifier_service.proposers.planes.proposer_planes import ProposerPlanes
 from verifier_service.proposers.price import ProposerPrice, ProposerPrices
+from verifier_service.proposers.quiet_steps import QuietSteps
 
 log = logging.getLogger(__name__)
 
@@ -124,8 +125,6 @@ class _Present(NamedTuple):
     ready: list[Session]
     batched: list[dict[str, int]]
     """The proposers in use by each ready session."""
-    look_away: list[bool]
-    """For each proposer."""
 
 
 class ProposerHost:
@@ -164,7 +163,10 @@ class ProposerHost:
         self._live_with_planes = [hosted for hosted in self._hosted if hosted.planes is not None]
         self._sessions = sessions
         self._counts = counts
-        self._present = _Present([], [], [], [])
+        self._present = _Present([], [], [])
+        self._look_away: list[bool] = []
+        """For each proposer, when `_present` was noted."""
+        self._quiet = QuietSteps()
         self._step: list[tuple[ProposerPrice, int, bool]] = []
         """For each proposer of the step: its price, the sessions it could draft for, whether it was asked."""
         self.now_s = now_s
@@ -188,20 +190,20 @@ class ProposerHost:
 
     def attend(self, ready: Sequence[Session]) -> None:
         """Tells the proposers which sessions have begun and which are over."""
-        if self._filling is not None:
-            self._filling.begin(ready, all(self._rests(hosted, ready) for hosted in self._live_with_planes))
+        present = _Present(list(self._sessions), list(ready), [session.sources.batched for session in ready])
+        is_quiet = self._quiet.begin_step(is_same=present == self._present)
         live = self._live
+        if self._filling is not None:
+            may_hold = is_quiet or all(self._rests(hosted, ready) for hosted in self._live_with_planes)
+            self._filling.begin(ready, may_hold)
+        if is_quiet:
+            return
         for hosted in live:
             hosted.looks_away = hosted.planes is None and hosted.prices.rest_left > WARM_STEPS
-        present = _Present(
-            list(self._sessions),
-            list(ready),
-            [session.sources.batched for session in ready],
-            [hosted.looks_away for hosted in live],
-        )
-        if present == self._present:
+        look_away = [hosted.looks_away for hosted in live]
+        if present == self._present and look_away == self._look_away:
             return  # as in most steps
-        self._present = present
+        self._present, self._look_away = present, look_away
         for hosted in live:
             with _Call(self, hosted):
                 for handle, session in list(hosted.sessions.items()):
@@ -216,6 +218,10 @@ class ProposerHost:
         naming = [session for session in ready if hosted.name in session.sources.batched]
         return not naming or hosted.prices.rests(all(session.greedy for session in naming))
 
+    def rest_on(self) -> bool:
+        """Whether this step, which could draft, asks no proposer because all of them rest on; counts it."""
+        return self._quiet.has_step()
+
     def draft(self, ready: Sequence[Session], expected: StepYield) -> None:
         """Has the proposers draft for sessions whose next pass commits.
 
@@ -225,20 +231,24 @@ class ProposerHost:
         self._step.clear()
         is_trying = False
         greedy = all(session.greedy for session in ready)
-        awake = []
+        awake, resting = [], []
         for hosted in self._live:
+            sessions = [hosted.name in session.sources.batched for session in ready].count(True)
+            if not sessions:
+                continue
             price = hosted.prices.of(greedy)
             if not price.rests:
                 awake.append((hosted, price))
-            elif sessions := [hosted.name in session.sources.batched for session in ready].count(True):
-                price.begins(sessions, expected.tokens_per_ms)
-                if price.rest_left < COMPARED_STEPS:
-                    self._step.append((price, sessions, False))
-        if self._filling is not None and any(
-            hosted.planes is not None and hosted.name in session.sources.batched
-            for hosted, _ in awake
-            for session in ready
-        ):
+                continue
+            resting.append((hosted, price))
+            price.begins(sessions, expected.tokens_per_ms)
+            if price.rest_left < COMPARED_STEPS:
+                self._step.append((price, sessions, False))
+        if not awake and len(ready) == len(self._present.ready):
+            if all(hosted.looks_away or hosted.planes is not None for hosted, _ in resting):
+                self._quiet.plan([price for _, price in resting], COMPARED_STEPS)
+            return
+        if self._filling is not None and any(hosted.planes is not None for hosted, _ in awake):
             self._filling.catch_up()  # which may mute a proposer
             awake = [(hosted, price) for hosted, price in awake if hosted.name not in self.muted]
         # What a proposer adds to the drafts of those before it is its gain: the cheapest drafts come first.

@@ -119,6 +119,11 @@ class ProposerPrice:
         """Whether the proposer would be asked next to find out whether it pays."""
         return not self._trials.rest and self._trials.left > 0
 
+    def rest_on(self, steps: int) -> None:
+        """Notes steps of this kind in which the proposer rested; they do not end its rest by themselves."""
+        self._behind = True
+        self._trials.rest = max(1, self._trials.rest - steps)
+
     def gain_per_ms(self, sessions: int) -> float:
         """Tokens that drafts for these sessions gain in a millisecond; infinite if not known yet."""
         if not self._levels:
