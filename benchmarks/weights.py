@@ -25,7 +25,7 @@ from benchmarks.proposers.metered_engine import DecodedStreams, MeteredEngine
 from benchmarks.shared.envelope import add_pair, command_line, print_result, settings_of
 from benchmarks.shared.heldout import load_prompts
 from outrider.lm.autotune.products import TunedProduct
-from outrider.lm.compiled.panels import products_of
+from outrider.lm.compiled.panels import products_of, smallest_panels
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
 from outrider.lm.weight_only.product import WeightOnlyProduct
@@ -161,8 +161,9 @@ def weight_mb(lm: PackedLM) -> float:
             packed = one.packed
             total += packed.panels.nbytes + (0 if packed.scales is None else packed.scales.nbytes)
         elif isinstance(one, TunedProduct):
-            copies = len(one.laid_out) + (lm.compiled is not None)
-            total += 4 * copies * one.out_features * one.in_features
+            total += 4 * len(one.laid_out) * one.out_features * one.in_features
+            if lm.compiled is not None:
+                total += smallest_panels(one.weight(), width=32).nbytes
     return round(total / 1e6, 2)
 
 

@@ -6,6 +6,7 @@ Run as `outrider bench peers --json`. docs/figures.md says what each field means
 import argparse
 import contextlib
 import importlib.util
+import json
 import os
 import sys
 import tempfile
@@ -56,10 +57,6 @@ LLAMA_SPECULATION: Mapping[str, tuple[str, ...]] = {
 """Flags of llama.cpp's arms over float32; see docs/figures.md."""
 BFLOAT16 = "_bf16"
 """End of the names of llama.cpp's arms over the weights in bfloat16, as the checkpoint stores them."""
-LLAMA_ARMS: Mapping[str, tuple[str, ...]] = {
-    **LLAMA_SPECULATION,
-    **{f"{name}{BFLOAT16}": LLAMA_SPECULATION[name] for name in ("plain", "ngram")},
-}
 LEFT_OUT: Mapping[str, str] = {
     "arctic-inference": "it drafts only inside vLLM; `bench retrieval` has its suffix cache beside ours",
     "vLLM": "start its server, and name it to `outrider bench compare --endpoint`; it wants a GPU",
@@ -161,6 +158,18 @@ def running(settings: argparse.Namespace, program: str | None) -> Iterator[dict[
         yield arms
 
 
+def stored_in_bfloat16(target: str) -> bool:
+    """Whether the target's checkpoint says that its weights are in bfloat16."""
+    config = json.loads((Path(target) / "config.json").read_text())
+    return "bfloat16" in (config.get("dtype"), config.get("torch_dtype"))
+
+
+def llama_flags(target: str) -> dict[str, tuple[str, ...]]:
+    """The flags of llama.cpp's arms by name; over bfloat16, too, where that rounds no weight."""
+    smaller = ("plain", "ngram") if stored_in_bfloat16(target) else ()
+    return {**LLAMA_SPECULATION, **{f"{name}{BFLOAT16}": LLAMA_SPECULATION[name] for name in smaller}}
+
+
 @contextlib.contextmanager
 def llama_servers(settings: argparse.Namespace, program: str) -> Iterator[dict[tuple[str, int], LlamaServer]]:
     """Servers of llama.cpp by arm and threads, over converted copies of the models."""
@@ -171,10 +180,11 @@ def llama_servers(settings: argparse.Namespace, program: str) -> Iterator[dict[t
         write_gguf(Path(settings.target), target)
         write_gguf(Path(settings.drafter), drafter)
         smaller = Path(folder) / "target-bf16.gguf"
-        write_gguf(Path(settings.target), smaller, bfloat16=True)
+        if stored_in_bfloat16(settings.target):
+            write_gguf(Path(settings.target), smaller, bfloat16=True)
         servers = {}
         for threads in settings.threads:
-            for name, own in LLAMA_ARMS.items():
+            for name, own in llama_flags(settings.target).items():
                 flags = [*LLAMA_FLAGS, *own, *(("--model-draft", str(drafter)) if name == "draft" else ())]
                 model = smaller if name.endswith(BFLOAT16) else target
                 servers[name, threads] = held.enter_context(
@@ -270,14 +280,14 @@ def main() -> None:
     fields["repeats"] = bench.repeats
     fields["threads"] = threads_by_process(settings.threads, program is not None)
     fields["cores"] = len(cores)
-    fields["llama_server"] = None if program is None else llama_fields(program)
+    fields["llama_server"] = None if program is None else llama_fields(program, settings.target)
     fields["left_out"] = left_out
     print_result("peers", settings_of(settings, "quick", "llama_server"), started, fields, settings.plot)
 
 
-def llama_fields(program: str) -> dict[str, Any]:
+def llama_fields(program: str, target: str) -> dict[str, Any]:
     """The version of llama.cpp's server, and the flags of its arms."""
-    flags = {LLAMA + arm: " ".join([*LLAMA_FLAGS, *own]) for arm, own in LLAMA_ARMS.items()}
+    flags = {LLAMA + arm: " ".join([*LLAMA_FLAGS, *own]) for arm, own in llama_flags(target).items()}
     return {"version": version_of(program), "flags": flags}
 
 

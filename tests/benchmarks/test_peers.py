@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from benchmarks.peers.__main__ import llama_flags
 from benchmarks.peers.llama_server import LlamaServer, find_program
 from benchmarks.peers.peer_figures import (
     Runs,
@@ -19,6 +20,7 @@ from benchmarks.peers.peer_figures import (
     identical,
     ids_equal_generate,
     over_generate,
+    plain_over_llama,
     rates,
     streams_of,
 )
@@ -149,6 +151,23 @@ def test_a_gguf_file_holds_the_checkpoints_numbers_shape_and_tokens(
     assert reader.fields["tokenizer.ggml.tokens"].contents() == [
         tokenizer.convert_ids_to_tokens(id_) for id_ in range(VOCABULARY)
     ]
+
+
+def test_llama_runs_over_bfloat16_only_where_the_checkpoint_is_stored_so(narrow_llama: Path) -> None:
+    assert {"plain_bf16", "ngram_bf16"} < set(llama_flags(str(MODELS / "target")))
+    assert set(llama_flags(str(narrow_llama))) == {"plain", "draft", "ngram"}
+
+
+def test_plain_decoding_is_compared_with_the_faster_of_llamas_plain_arms() -> None:
+    runs: Runs = {
+        alone(): [
+            run("outrider_plain", 0, (1, 2), 1.0),
+            run("llama_plain", 0, (1, 2), 4.0),
+            run("llama_plain_bf16", 0, (1, 2), 2.0),
+        ]
+    }
+
+    assert plain_over_llama(runs)["0.0"]["1"]["1"]["median"] == 2.0
 
 
 def test_a_gguf_file_in_bfloat16_rounds_matrices_and_keeps_vectors(

@@ -314,7 +314,7 @@ class EngineCore:
             for session, size in zip(ready, sizes, strict=True)
             if session.sources.batched and session.uncomputed == size and session in self.sessions
         ]
-        if not drafting or self.proposers.rest_on():
+        if not drafting or self.proposers.rest_on(len(drafting)):
             return
         survivals: list[float] = []
         for session, size in zip(ready, sizes, strict=True):

@@ -218,8 +218,10 @@ class ProposerHost:
         naming = [session for session in ready if hosted.name in session.sources.batched]
         return not naming or hosted.prices.rests(all(session.greedy for session in naming))
 
-    def rest_on(self) -> bool:
-        """Whether this step, which could draft, asks no proposer because all of them rest on; counts it."""
+    def rest_on(self, drafting: int) -> bool:
+        """Whether a step in which `drafting` sessions could draft asks nobody, as all rest on; counts it."""
+        if drafting != len(self._present.ready):
+            self._quiet.end()  # the others may be what made it a sampled step
         return self._quiet.has_step()
 
     def draft(self, ready: Sequence[Session], expected: StepYield) -> None:

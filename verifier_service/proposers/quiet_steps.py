@@ -26,13 +26,17 @@ class QuietSteps:
     def begin_step(self, *, is_same: bool) -> bool:
         """Whether the step that begins is quiet; `is_same`: its sessions are those of the step before."""
         self._is_quiet = is_same and self._left > 0
-        if not self._is_quiet and self._had:
+        if not self._is_quiet:
+            self.end()
+        return self._is_quiet
+
+    def end(self) -> None:
+        """Ends the quiet steps, this one included: shortens the rests by those that there were."""
+        if self._had:
             for price in self._prices:
                 price.rest_on(self._had)
-            self._had = 0
-        if not self._is_quiet:
-            self._left = 0
-        return self._is_quiet
+        self._had = self._left = 0
+        self._is_quiet = False
 
     def has_step(self) -> bool:
         """Counts this step if it is quiet; returns whether it is."""

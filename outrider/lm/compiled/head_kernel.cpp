@@ -149,7 +149,7 @@ class LevelPass {
       work += head_.heads * of.count * committed(of);
     });
     const int64_t count = (int64_t)items.size();
-    in_parallel(count, work < 256 ? count : 1, [&](int64_t low, int64_t high) {
+    in_parallel(count, work < 256 ? count : 1, count, [&](int64_t low, int64_t high) {
       for (int64_t at = low; at < high; ++at)
         attend(*items[at].of, items[at].key_head, items[at].begin, items[at].end, queries, to);
     });

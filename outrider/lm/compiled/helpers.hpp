@@ -2,25 +2,34 @@
 //
 // Work is cut into chunks, and the next chunk goes to whichever thread is there. The thread of the pass takes
 // chunks too. At the end it waits for chunks that are being computed, never for a thread to arrive, as OpenMP's
-// barriers do. Helpers run only on cores that are idle (SCHED_IDLE), so what else runs on the machine loses
-// nothing to them, and a machine without an idle core computes as if there were none.
+// barriers do. Helpers run under SCHED_IDLE: only on cores that are idle, as far as their own control group
+// knows. A helper that loses its core amid a chunk does delay the pass; helpers then rest for some passes.
+//
+// For Linux: no thread waits for a lock, since a helper that holds one might not run for long.
 
 #pragma once
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
+#include <climits>
 #include <cstdint>
-#include <mutex>
 #include <new>
+#include <system_error>
 #include <thread>
 
+#include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 namespace outrider {
+
+using us = std::chrono::microseconds;
+using Word = std::atomic<uint32_t>;
 
 inline void pause_briefly() {
 #if defined(__x86_64__)
@@ -32,7 +41,7 @@ inline void pause_briefly() {
 
 // Polls for about `limit`; returns whether `is_done` came true.
 template <typename IsDone>
-bool spin_until(std::chrono::microseconds limit, const IsDone& is_done) {
+bool spin_until(us limit, const IsDone& is_done) {
   const auto end = std::chrono::steady_clock::now() + limit;
   do {
     for (int i = 0; i < 32; ++i) {
@@ -43,11 +52,17 @@ bool spin_until(std::chrono::microseconds limit, const IsDone& is_done) {
   return false;
 }
 
+// Sleeps while the word has this value; may return earlier.
+inline void sleep_while(Word& word, uint32_t value) {
+  syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+}
+inline void wake_all(Word& word) { syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0); }
+
 class Helpers {
  public:
   using Body = void (*)(int64_t low, int64_t high, const void* context);
 
-  // The helpers of this process, which all libraries share: an inline function's static is one symbol.
+  // The helpers of this process. With g++ all libraries share them: an inline function's static is one symbol.
   static Helpers& instance() {
     static Helpers* made = new Helpers;  // never deleted: its threads may outlive the end of main
     // A forked child has none of the threads.
@@ -56,35 +71,51 @@ class Helpers {
   }
 
   // Runs body over [0, count) in chunks of `chunk`, with at most `helpers` threads beside the caller.
-  // The caller is alone while helpers are busy with another thread's work. Throws std::bad_alloc if a body throws.
+  // The caller is alone while helpers rest, or are busy with another thread's work. Throws what body throws,
+  // or std::bad_alloc.
   void run(int64_t count, int64_t chunk, int helpers, Body body, const void* context) {
     if (is_taken_.test_and_set(std::memory_order_acquire)) {
       body(0, count, context);
       return;
     }
-    start(helpers);
-    body_ = body, context_ = context, count_ = count, chunk_ = chunk;
+    const bool alone = resting_ > 0;
+    if (alone)
+      --resting_;
+    else
+      start(helpers);
+    body_ = body, context_ = context, count_ = count, chunk_ = chunk, helpers_ = helpers;
     failed_.store(false, std::memory_order_relaxed);
     next_.store(0, std::memory_order_relaxed);
-    work_number_.fetch_add(1);  // odd: helpers may enter
-    if (asleep_.load() > 0) wake_.notify_all();  // a helper that misses it comes to the next work
+    if (!alone) {
+      work_number_.fetch_add(1);  // odd: helpers may enter
+      if (asleep_.load() > 0) wake_all(work_number_);
+    }
     take_chunks();
-    work_number_.fetch_add(1);
-    wait_for_helpers();
+    if (!alone) {
+      work_number_.fetch_add(1);
+      wait_for_helpers();
+    }
     const bool failed = failed_.load(std::memory_order_relaxed);
     is_taken_.clear(std::memory_order_release);
     if (failed) throw std::bad_alloc();
   }
 
  private:
-  using us = std::chrono::microseconds;
+  static constexpr us LATE{1000};
+  static constexpr int REST = 1000;  // works: some ten passes
 
   void start(int helpers) {
-    if (started_ >= helpers) return;
-    sigset_t every, before;
-    sigfillset(&every);
-    pthread_sigmask(SIG_SETMASK, &every, &before);  // signals are for the interpreter's threads
-    for (; started_ < helpers; ++started_) std::thread([this] { help(); }).detach();
+    if (started_ >= std::min(helpers, most_)) return;
+    sigset_t blocked, before;  // signals are for the interpreter's threads, but for those of a fault
+    sigfillset(&blocked);
+    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigdelset(&blocked, fault);
+    pthread_sigmask(SIG_SETMASK, &blocked, &before);
+    try {
+      for (; started_ < std::min(helpers, most_); ++started_)
+        std::thread([this, index = started_] { help(index); }).detach();
+    } catch (const std::system_error&) {
+      most_ = started_;  // the system allows no more threads
+    }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
@@ -104,53 +135,48 @@ class Helpers {
     const auto none = [this] { return inside_.load() == 0; };
     if (spin_until(us(20), none)) return;
     // A helper lost its core amid a chunk; while this thread sleeps, the helper may have this core.
-    std::unique_lock<std::mutex> lock(mutex_);
+    const auto began = std::chrono::steady_clock::now();
     is_waiting_.store(true);
-    none_inside_.wait(lock, none);
+    while (const uint32_t inside = inside_.load()) sleep_while(inside_, inside);
     is_waiting_.store(false);
+    if (std::chrono::steady_clock::now() - began > LATE) resting_ = REST;
   }
 
-  void help() {
-#if defined(SCHED_IDLE)
+  void help(int index) {
     sched_param unused{};
-    sched_setscheduler(0, SCHED_IDLE, &unused);
+    if (sched_setscheduler(0, SCHED_IDLE, &unused) != 0) setpriority(PRIO_PROCESS, 0, 19);  // of this thread
     pthread_setname_np(pthread_self(), "outrider-helper");
-#endif
-    for (uint64_t seen = 0;;) {
-      uint64_t number = 0;
+    for (uint32_t seen = 0;;) {
+      uint32_t number = 0;
       const auto has_work = [&] { return ((number = work_number_.load()) & 1) && number != seen; };
       // The works of a pass follow one another within some ten microseconds.
       if (!spin_until(us(100), has_work)) {
-        std::unique_lock<std::mutex> lock(mutex_);
         asleep_.fetch_add(1);
-        wake_.wait(lock, has_work);
+        sleep_while(work_number_, number);
         asleep_.fetch_sub(1);
+        continue;
       }
       seen = number;
       inside_.fetch_add(1);
       // Only now does the caller wait for this helper: the work may have ended before.
-      if (work_number_.load() == number) take_chunks();
-      if (inside_.fetch_sub(1) == 1 && is_waiting_.load()) {
-        std::lock_guard<std::mutex> lock(mutex_);
-        none_inside_.notify_one();
-      }
+      if (work_number_.load() == number && index < helpers_) take_chunks();
+      if (inside_.fetch_sub(1) == 1 && is_waiting_.load()) wake_all(inside_);
     }
   }
 
   std::atomic_flag is_taken_ = ATOMIC_FLAG_INIT;
-  int started_ = 0;
+  int started_ = 0, most_ = INT_MAX, resting_ = 0;
   Body body_ = nullptr;
   const void* context_ = nullptr;
   int64_t count_ = 0, chunk_ = 1;
+  int helpers_ = 0;
   std::atomic<bool> failed_{false};
-  // Each on a cache line of its own: many threads write to them.
+  // What many threads write to lies on cache lines of its own.
   alignas(64) std::atomic<int64_t> next_{0};
-  alignas(64) std::atomic<uint64_t> work_number_{0};  // of the current work, odd; even: there is none
-  alignas(64) std::atomic<int> inside_{0};
-  std::atomic<bool> is_waiting_{false};
+  alignas(64) Word work_number_{0};  // of the current work, odd; even: there is none
+  alignas(64) Word inside_{0};
+  alignas(64) std::atomic<bool> is_waiting_{false};
   std::atomic<int> asleep_{0};
-  std::mutex mutex_;
-  std::condition_variable wake_, none_inside_;
 };
 
 }  // namespace outrider

@@ -273,7 +273,7 @@ struct Layer {
       work += key_heads * queries * (of.length + of.nodes);
     }
     const int64_t count = static_cast<int64_t>(items.size());
-    in_parallel(count, work < 256 ? count : 1, [&](int64_t low, int64_t high) {
+    in_parallel(count, work < 256 ? count : 1, count, [&](int64_t low, int64_t high) {
       for (int64_t i = low; i < high; ++i)
         attend<Number>(items[i].session, items[i].key_head, items[i].begin, items[i].end);
     });

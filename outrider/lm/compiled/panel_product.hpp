@@ -18,7 +18,11 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/c/shim.h>
 
+// Eager passes use torch's threads elsewhere, and those spin behind their work: helpers would find no idle core.
+#if defined(__linux__) && !defined(OUTRIDER_TORCH_THREADS)
+#define OUTRIDER_HELPERS
 #include "helpers.hpp"
+#endif
 
 namespace {
 
@@ -40,21 +44,29 @@ inline Vec load(const float* from) { return *reinterpret_cast<const Loose*>(from
 inline void store(float* to, Vec value) { *reinterpret_cast<Loose*>(to) = value; }
 inline Vec all(float value) { return Vec{} + value; }
 
-// Runs body over [0, count); more than `grain` are cut into pieces for torch's number of threads.
+// Runs body over [0, count). More than `grain` are cut into pieces of at most `largest` for several threads.
 template <typename Body>
-void in_parallel(int64_t count, int64_t grain, const Body& body) {
+void in_parallel(int64_t count, int64_t grain, int64_t largest, const Body& body) {
   uint32_t threads = 1;
   if (count > grain) torch_get_num_threads(&threads);
   if (threads <= 1) {
     body(0, count);
     return;
   }
+#if defined(OUTRIDER_HELPERS)
   // Several pieces for each thread, so that one that comes late takes fewer.
-  const int64_t piece = std::max<int64_t>(1, count / (16 * int64_t{threads}));
+  const int64_t piece = std::clamp<int64_t>(count / (16 * int64_t{threads}), 1, largest);
   outrider::Helpers::instance().run(
       count, piece, static_cast<int>(threads) - 1,
       [](int64_t low, int64_t high, const void* context) { (*static_cast<const Body*>(context))(low, high); },
       &body);
+#else
+  const AOTITorchError error = torch_parallel_for(
+      0, count, grain,
+      [](int64_t low, int64_t high, void* context) { (*static_cast<const Body*>(context))(low, high); },
+      const_cast<Body*>(&body));
+  if (error != AOTI_TORCH_SUCCESS) throw error;
+#endif
 }
 
 // Formats of weights. `read` gives the weights of one input for the left and the right half of a panel.
@@ -189,7 +201,8 @@ void multiply(const Product& of, const void* weights) {
   const auto* panels = static_cast<const typename Format::Element*>(weights);
   const int64_t panel_count = (of.outputs + PANEL - 1) / PANEL;
   const int64_t grain = std::max<int64_t>(1, 16384 / (PANEL * of.width));
-  in_parallel(panel_count, grain, [&](int64_t low, int64_t high) {
+  const int64_t largest = std::max<int64_t>(1, 262144 / (PANEL * of.width * of.count));
+  in_parallel(panel_count, grain, largest, [&](int64_t low, int64_t high) {
     for (int64_t index = low; index < high; ++index)
       multiply_tiles<Format>(of, panels + index * PANEL * of.width, index * PANEL);
   });

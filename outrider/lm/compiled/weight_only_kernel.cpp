@@ -1,6 +1,7 @@
 // The product of an eager pass over panels of weights in bfloat16 or int8; called through ctypes by
 // weight_only/kernel.py. Compiled passes have the same product as an operator: see kernels.cpp.
 
+#define OUTRIDER_TORCH_THREADS
 #include "panel_product.hpp"
 
 extern "C" {

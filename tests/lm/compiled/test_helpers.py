@@ -11,19 +11,27 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.compiling.toolchain import processor_flags
-from outrider.lm.weight_only.kernel import WeightOnlyKernel, load_kernel
-from outrider.lm.weight_only.packing import PackedWeight
+from outrider.compiling.toolchain import find_compiler
+from outrider.lm.compiled.child import compile_operators
+from outrider.lm.compiled.panels import panels_of
+from tests.lm.compiled.test_operators import Operators
 
-pytestmark = pytest.mark.skipif(
-    "avx512f" not in processor_flags().split(), reason="the kernel that is called here takes AVX-512"
-)
+pytestmark = pytest.mark.slow
+
 INPUTS = 96
 
 
 @pytest.fixture(scope="module")
-def kernel() -> WeightOnlyKernel:
-    return load_kernel("weight_dtype", None)
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = find_compiler()
+    if compiler is None:
+        pytest.skip("there is no C++ compiler here")
+    return compile_operators(compiler, tmp_path_factory.mktemp("operators"))
+
+
+@pytest.fixture(scope="module")
+def operators(library: Path) -> Operators:
+    return Operators(library)
 
 
 @pytest.fixture(autouse=True)
@@ -33,51 +41,55 @@ def threads_as_before() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def weights(kernel: WeightOnlyKernel) -> list[PackedWeight]:
-    """Few panels, some, and so many that pieces have several."""
-    return [
-        PackedWeight.of(torch.randn(outputs, INPUTS), "bfloat16", kernel.width)
-        for outputs in (200, 900, 5000)
-    ]
+def product(operators: Operators, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    panels = panels_of(weight, operators.width)
+    return operators.panel_linear(rows[None], panels, None, len(weight))
 
 
 def helpers() -> list[int]:
     """The ids of this process's helper threads."""
-    return [
-        int(task.name)
-        for task in Path("/proc/self/task").iterdir()
-        if (task / "comm").read_text().strip() == "outrider-helper"
-    ]
+    found = []
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            name = (task / "comm").read_text()
+        except OSError:
+            continue  # the thread has ended
+        if name.strip() == "outrider-helper":
+            found.append(int(task.name))
+    return found
 
 
-def test_helpers_change_no_bit(kernel: WeightOnlyKernel) -> None:
-    given = [(rows, weight) for rows in torch.randn(40, 11, INPUTS) for weight in weights(kernel)]
+def test_helpers_change_no_bit(operators: Operators) -> None:
+    # Few panels, some, and so many that chunks have several.
+    weights = [torch.randn(outputs, INPUTS) for outputs in (200, 900, 5000)]
+    given = [(rows, weight) for rows in torch.randn(20, 11, INPUTS) for weight in weights]
     torch.set_num_threads(1)
-    alone = [kernel.multiply(rows, weight, None) for rows, weight in given]
-    for threads in (2, 5):
+    alone = [product(operators, rows, weight) for rows, weight in given]
+    for threads in (2, 5, 3):
         torch.set_num_threads(threads)
-        for _ in range(10):
+        for _ in range(5):
             for (rows, weight), expected in zip(given, alone, strict=True):
-                assert torch.equal(kernel.multiply(rows, weight, None), expected)
+                assert torch.equal(product(operators, rows, weight), expected)
 
 
-def test_several_threads_compute_at_once_each_with_its_own_result(kernel: WeightOnlyKernel) -> None:
-    weight = weights(kernel)[2]
+def test_several_threads_compute_at_once_each_with_its_own_result(operators: Operators) -> None:
+    weight = torch.randn(5000, INPUTS)
     given = list(torch.randn(8, 11, INPUTS))
     torch.set_num_threads(1)
-    alone = [kernel.multiply(rows, weight, None) for rows in given]
+    alone = [product(operators, rows, weight) for rows in given]
     torch.set_num_threads(2)
 
     def compute(which: int) -> bool:
-        return all(torch.equal(kernel.multiply(given[which], weight, None), alone[which]) for _ in range(100))
+        found = (product(operators, given[which], weight) for _ in range(50))
+        return all(torch.equal(one, alone[which]) for one in found)
 
     with ThreadPoolExecutor(len(given)) as pool:
         assert all(pool.map(compute, range(len(given))))
 
 
-def test_helpers_run_only_where_a_core_is_idle(kernel: WeightOnlyKernel) -> None:
+def test_helpers_run_only_where_a_core_is_idle(operators: Operators) -> None:
     torch.set_num_threads(3)
-    kernel.multiply(torch.randn(1, INPUTS), weights(kernel)[2], None)
+    product(operators, torch.randn(1, INPUTS), torch.randn(5000, INPUTS))
     deadline = time.monotonic() + 30
     while len(found := helpers()) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)  # a helper that has yet to begin has no name, and waits for an idle core
@@ -85,20 +97,34 @@ def test_helpers_run_only_where_a_core_is_idle(kernel: WeightOnlyKernel) -> None
     assert {os.sched_getscheduler(thread) for thread in found} == {os.SCHED_IDLE}
 
 
-def test_a_forked_process_computes_without_the_threads_of_its_parent() -> None:
-    program = """
+def test_a_busy_machine_does_not_stop_a_pass(operators: Operators) -> None:
+    rows, weight = torch.randn(11, INPUTS), torch.randn(5000, INPUTS)
+    torch.set_num_threads(1)
+    expected = product(operators, rows, weight)
+    torch.set_num_threads(5)
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in os.sched_getaffinity(0)]
+    try:
+        assert all(torch.equal(product(operators, rows, weight), expected) for _ in range(500))
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+def test_a_forked_process_computes_without_the_threads_of_its_parent(library: Path) -> None:
+    program = f"""
 import os, signal, torch
-from outrider.lm.weight_only.kernel import load_kernel
-from outrider.lm.weight_only.packing import PackedWeight
-kernel = load_kernel("weight_dtype", None)
+from pathlib import Path
+from tests.lm.compiled.test_operators import Operators
+operators = Operators(Path({str(library)!r}))
 torch.set_num_threads(2)
-weight, rows = PackedWeight.of(torch.ones(5000, 96), "bfloat16", kernel.width), torch.ones(11, 96)
-expected = kernel.multiply(rows, weight, None)
+rows, panels = torch.ones(1, 11, 96), torch.ones(200, 96, operators.width)
+expected = operators.panel_linear(rows, panels, None, 200 * operators.width).numpy()
 if (child := os.fork()) == 0:
     signal.alarm(20)
-    made = [kernel.multiply(rows, weight, None).numpy() for _ in range(100)]  # torch's own threads are gone
+    made = [operators.panel_linear(rows, panels, None, 200 * operators.width).numpy() for _ in range(100)]
     has_helper = len(os.listdir("/proc/self/task")) == 2
-    os._exit(0 if has_helper and all((one == expected.numpy()).all() for one in made) else 1)
+    os._exit(0 if has_helper and all((one == expected).all() for one in made) else 1)
 assert os.waitpid(child, 0)[1] == 0
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

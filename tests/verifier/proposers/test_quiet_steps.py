@@ -41,6 +41,17 @@ def test_other_sessions_end_the_quiet_steps_and_steps_that_draft_nothing_do_not_
     assert not quiet.begin_step(is_same=True), "until the next plan"
 
 
+def test_a_step_may_end_the_quiet_steps_and_is_none_itself() -> None:
+    quiet, price = QuietSteps(), resting(50)
+    quiet.plan([price], margin=10)
+    assert quiet.begin_step(is_same=True)
+    assert quiet.has_step()
+    assert quiet.begin_step(is_same=True)
+    quiet.end()
+    assert not quiet.has_step()
+    assert price.rest_left == 49
+
+
 class Useless(Drafting):
     """Drafts wrong tokens at a high price, and notes where."""
 
