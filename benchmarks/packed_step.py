@@ -6,11 +6,13 @@ ratios hold on a busy machine. docs/figures.md says what each field means.
 """
 
 import argparse
+import contextlib
 import copy
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -36,6 +38,10 @@ SMALL_LAYERS, SMALL_WIDTH = 4, 64
 SMALL_SHAPES = ((1, 1), (1, 17), (8, 17))
 """(sessions, rows each) of the small model's cases."""
 WARM_UP = 3
+_BUSY_CASES = ("compiled_1x1", "compiled_1x4", "compiled_1x8")
+_BUSY_REPEATS = 10
+"""Repeats beside busy processes for each other repeat: a slow pass is rare."""
+
 Case = Callable[[], float]
 """Runs one repeat and returns its milliseconds."""
 
@@ -171,6 +177,29 @@ def measure(cases: dict[str, Case], repeats: int) -> dict[str, float]:
     return {name: round(statistics.median(spent), 3) for name, spent in times.items()}
 
 
+@contextlib.contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """Processes that use all the time that they get."""
+    with contextlib.ExitStack() as held:
+        for _ in range(count):
+            process = held.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            held.callback(process.kill)
+        yield
+
+
+def beside_busy(cases: dict[str, Case], count: int, repeats: int) -> dict[str, dict[str, float]]:
+    """Mean and 99th percentile of each case in ms, one case after the other, beside busy processes."""
+    figures = {}
+    with busy_processes(count):
+        for name, once in cases.items():
+            spent = sorted(once() for _ in range(max(2, _BUSY_REPEATS * repeats)))
+            figures[name] = {
+                "mean": round(statistics.mean(spent), 2),
+                "p99": round(statistics.quantiles(spent, n=100)[98], 2),
+            }
+    return figures
+
+
 def loaded(folder: str, threads: int) -> tuple[PackedLM, PreTrainedModel]:
     """A model's folder, loaded as a service does and as transformers does."""
     own = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
@@ -225,6 +254,9 @@ def main() -> None:
     parser.add_argument("--model", help="folder of a model to measure instead of a random-weight Llama")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default 1)")
     parser.add_argument("--compiled", action="store_true", help="time compiled passes too")
+    parser.add_argument(
+        "--busy", type=int, default=0, help="processes beside which compiled passes are timed again"
+    )
     settings = parser.parse_args()
     torch.set_num_threads(settings.threads)
     started = time.perf_counter()
@@ -235,11 +267,14 @@ def main() -> None:
     cases |= {f"packed_1x{rows}": packed_pass(lm, 1, rows) for rows in ROWS}
     cases |= {f"packed_{count}x{rows}": packed_pass(lm, count, rows) for count, rows in SHAPES}
     compiling: dict[str, float] = {}
+    compiled: dict[str, Case] = {}
     if settings.compiled:
         twin, compiling = compiled_twin(settings, cases["packed_1x1"])
-        cases |= {f"compiled_1x{rows}": packed_pass(twin, 1, rows) for rows in ROWS}
-        cases |= {f"compiled_{count}x{rows}": packed_pass(twin, count, rows) for count, rows in SHAPES}
-    medians = measure(cases, settings.repeats)
+        compiled = {f"compiled_1x{rows}": packed_pass(twin, 1, rows) for rows in ROWS}
+        compiled |= {f"compiled_{count}x{rows}": packed_pass(twin, count, rows) for count, rows in SHAPES}
+    # Apart: eager passes leave threads that spin, and a service with compiled passes runs no eager ones.
+    medians = measure(cases, settings.repeats) | measure(compiled, settings.repeats)
+    some = {name: once for name, once in compiled.items() if name in _BUSY_CASES}
     over_floor = {name: round(spent / floor["ms"], 2) for name, spent in medians.items()}
     small = measure(small_cases(), settings.repeats)
     print_table(medians, small, floor)
@@ -251,6 +286,7 @@ def main() -> None:
         "over_floor": over_floor,
         "kernels": kernels_of(products),
         "compiling": compiling,
+        "beside_busy_ms": beside_busy(some, settings.busy, settings.repeats) if settings.busy else {},
         "small_ms": whole,
         "pass_overhead_ms": overheads,
     }
