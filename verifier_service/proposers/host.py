@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -34,7 +33,7 @@ from verifier_service.proposers.planes.filling import PlaneFilling
 from verifier_service.proposers.planes.held_passes import Seen, ShownPasses
 from verifier_service.proposers.planes.proposer_planes import ProposerPlanes
 from verifier_service.proposers.price import ProposerPrice, ProposerPrices
-from verifier_service.proposers.quiet_steps import QuietSteps
+from verifier_service.proposers.quiet_steps import Present, QuietSteps
 
 log = logging.getLogger(__name__)
 
@@ -118,15 +117,6 @@ class _Growing:
         return max(0.0, worth - self.row_worth)
 
 
-class _Present(NamedTuple):
-    """What decides which sessions the proposers are told of."""
-
-    sessions: list[Session]
-    ready: list[Session]
-    batched: list[dict[str, int]]
-    """The proposers in use by each ready session."""
-
-
 class ProposerHost:
     """Calls the batched proposers of this worker, and stops calling one that does harm.
 
@@ -163,7 +153,7 @@ class ProposerHost:
         self._live_with_planes = [hosted for hosted in self._hosted if hosted.planes is not None]
         self._sessions = sessions
         self._counts = counts
-        self._present = _Present([], [], [])
+        self._present = Present([], [], [])
         self._look_away: list[bool] = []
         """For each proposer, when `_present` was noted."""
         self._quiet = QuietSteps()
@@ -190,7 +180,7 @@ class ProposerHost:
 
     def attend(self, ready: Sequence[Session]) -> None:
         """Tells the proposers which sessions have begun and which are over."""
-        present = _Present(list(self._sessions), list(ready), [session.sources.batched for session in ready])
+        present = Present(list(self._sessions), list(ready), [session.sources.batched for session in ready])
         is_quiet = self._quiet.begin_step(is_same=present == self._present)
         live = self._live
         if self._filling is not None:

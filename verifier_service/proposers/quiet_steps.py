@@ -5,8 +5,19 @@ millisecond or two. Pure.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from verifier_service.engine.session import Session
 from verifier_service.proposers.price import ProposerPrice
+
+
+class Present(NamedTuple):
+    """What decides which sessions the proposers are told of, and whether a step is like the last."""
+
+    sessions: list[Session]
+    ready: list[Session]
+    batched: list[dict[str, int]]
+    """The proposers in use by each ready session."""
 
 
 class QuietSteps:
