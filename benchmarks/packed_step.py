@@ -38,9 +38,10 @@ SMALL_LAYERS, SMALL_WIDTH = 4, 64
 SMALL_SHAPES = ((1, 1), (1, 17), (8, 17))
 """(sessions, rows each) of the small model's cases."""
 WARM_UP = 3
-_BUSY_CASES = ("compiled_1x1", "compiled_1x4", "compiled_1x8")
-_BUSY_REPEATS = 10
-"""Repeats beside busy processes for each other repeat: a slow pass is rare."""
+BUSY_CASES = ("compiled_1x1", "compiled_1x4", "compiled_1x8")
+"""Cases that are timed again beside busy processes."""
+BUSY_REPEATS = 10
+"""How many times `--repeats` these cases are repeated: slow passes are rare."""
 
 Case = Callable[[], float]
 """Runs one repeat and returns its milliseconds."""
@@ -192,7 +193,7 @@ def beside_busy(cases: dict[str, Case], count: int, repeats: int) -> dict[str, d
     figures = {}
     with busy_processes(count):
         for name, once in cases.items():
-            spent = sorted(once() for _ in range(max(2, _BUSY_REPEATS * repeats)))
+            spent = sorted(once() for _ in range(max(2, BUSY_REPEATS * repeats)))
             figures[name] = {
                 "mean": round(statistics.mean(spent), 2),
                 "p99": round(statistics.quantiles(spent, n=100)[98], 2),
@@ -274,7 +275,7 @@ def main() -> None:
         compiled |= {f"compiled_{count}x{rows}": packed_pass(twin, count, rows) for count, rows in SHAPES}
     # Apart: eager passes leave threads that spin, and a service with compiled passes runs no eager ones.
     medians = measure(cases, settings.repeats) | measure(compiled, settings.repeats)
-    some = {name: once for name, once in compiled.items() if name in _BUSY_CASES}
+    some = {name: once for name, once in compiled.items() if name in BUSY_CASES}
     over_floor = {name: round(spent / floor["ms"], 2) for name, spent in medians.items()}
     small = measure(small_cases(), settings.repeats)
     print_table(medians, small, floor)

@@ -54,9 +54,9 @@ LLAMA_SPECULATION: Mapping[str, tuple[str, ...]] = {
         "8",
     ),
 }
-"""Flags of llama.cpp's arms over float32; see docs/figures.md."""
+"""Flags of llama.cpp's arms; see docs/figures.md."""
 BFLOAT16 = "_bf16"
-"""End of the names of llama.cpp's arms over the weights in bfloat16, as the checkpoint stores them."""
+"""End of the names of the arms in which llama.cpp keeps weights in bfloat16, as the checkpoint does."""
 LEFT_OUT: Mapping[str, str] = {
     "arctic-inference": "it drafts only inside vLLM; `bench retrieval` has its suffix cache beside ours",
     "vLLM": "start its server, and name it to `outrider bench compare --endpoint`; it wants a GPU",
@@ -165,7 +165,7 @@ def stored_in_bfloat16(target: str) -> bool:
 
 
 def llama_flags(target: str) -> dict[str, tuple[str, ...]]:
-    """The flags of llama.cpp's arms by name; over bfloat16, too, where that rounds no weight."""
+    """The flags of llama.cpp's arms by name, with those over bfloat16 only where no weight is rounded."""
     smaller = ("plain", "ngram") if stored_in_bfloat16(target) else ()
     return {**LLAMA_SPECULATION, **{f"{name}{BFLOAT16}": LLAMA_SPECULATION[name] for name in smaller}}
 

@@ -209,7 +209,10 @@ class ProposerHost:
         return not naming or hosted.prices.rests(all(session.greedy for session in naming))
 
     def rest_on(self, drafting: int) -> bool:
-        """Whether a step in which `drafting` sessions could draft asks nobody, as all rest on; counts it."""
+        """Whether a step asks no proposer because all rest on; counts the step.
+
+        `drafting` is the number of sessions that could draft. Call this once in each step that has some.
+        """
         if drafting != len(self._present.ready):
             self._quiet.end()  # the others may be what made it a sampled step
         return self._quiet.has_step()

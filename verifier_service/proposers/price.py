@@ -120,7 +120,7 @@ class ProposerPrice:
         return not self._trials.rest and self._trials.left > 0
 
     def rest_on(self, steps: int) -> None:
-        """Notes steps of this kind in which the proposer rested; they do not end its rest by themselves."""
+        """Shortens the proposer's rest by steps of this kind that have passed, down to one step."""
         self._behind = True
         self._trials.rest = max(1, self._trials.rest - steps)
 

@@ -1,4 +1,4 @@
-"""Steps in which all proposers rest on: nobody is asked, and the rests are shortened afterwards.
+"""Quiet steps: all proposers rest, so none is asked, and the rests are shortened afterwards.
 
 Looking at each resting proposer in every step takes longer than counting, and a step of a small model takes a
 millisecond or two. Pure.
@@ -12,7 +12,7 @@ from verifier_service.proposers.price import ProposerPrice
 
 
 class Present(NamedTuple):
-    """What decides which sessions the proposers are told of, and whether a step is like the last."""
+    """The sessions of a step. While they stay the same, proposers have nothing new to be told."""
 
     sessions: list[Session]
     ready: list[Session]

@@ -2,7 +2,7 @@
 //
 // Work is cut into chunks, and the next chunk goes to whichever thread is there. The thread of the pass takes
 // chunks too. At the end it waits for chunks that are being computed, never for a thread to arrive, as OpenMP's
-// barriers do. Helpers run under SCHED_IDLE: only on cores that are idle, as far as their own control group
+// barriers require. Helpers run under SCHED_IDLE: only on cores that are idle, as far as their own control group
 // knows. A helper that loses its core amid a chunk does delay the pass; helpers then rest for some passes.
 //
 // For Linux: no thread waits for a lock, since a helper that holds one might not run for long.
@@ -15,7 +15,6 @@
 #include <climits>
 #include <cstdint>
 #include <new>
-#include <system_error>
 #include <thread>
 
 #include <linux/futex.h>
@@ -113,8 +112,8 @@ class Helpers {
     try {
       for (; started_ < std::min(helpers, most_); ++started_)
         std::thread([this, index = started_] { help(index); }).detach();
-    } catch (const std::system_error&) {
-      most_ = started_;  // the system allows no more threads
+    } catch (...) {
+      most_ = started_;  // the system has no room for more threads
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
