@@ -97,7 +97,7 @@ def test_helpers_run_only_where_a_core_is_idle(operators: Operators) -> None:
     assert {os.sched_getscheduler(thread) for thread in found} == {os.SCHED_IDLE}
 
 
-def test_a_busy_machine_does_not_stop_a_pass(operators: Operators) -> None:
+def test_products_beside_busy_processes_are_those_of_one_thread(operators: Operators) -> None:
     rows, weight = torch.randn(11, INPUTS), torch.randn(5000, INPUTS)
     torch.set_num_threads(1)
     expected = product(operators, rows, weight)
