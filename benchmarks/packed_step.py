@@ -1,8 +1,9 @@
-"""Milliseconds of one packed pass beside transformers' own cached forward, and beside the floor.
+"""Milliseconds of one packed pass beside transformers' own cached forward, llama.cpp's, and the floor.
 
 The floor is the time in which the machine reads the weights once. Run as `outrider bench packed_step --json`,
-on a random-weight Llama, or with `--model` on any model. Cases take turns and medians are reported, so the
-ratios hold on a busy machine. docs/figures.md says what each field means.
+on a random-weight Llama, or with `--model` on any model; llama.cpp needs `--model` and its `llama-bench`.
+Cases take turns and medians are reported, so the ratios hold on a busy machine; passes of llama.cpp are timed
+before ours and after them. docs/figures.md says what each field means.
 """
 
 import argparse
@@ -12,15 +13,20 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from benchmarks.peers.llama_bench import PROGRAM, pass_times
+from benchmarks.peers.llama_files import BFLOAT16, require_gguf, target_files
+from benchmarks.peers.llama_server import find_program
 from benchmarks.shared.bandwidth import cache_bytes, read_seconds
 from benchmarks.shared.envelope import command_line, print_result, settings_of
 from outrider.lm.autotune.products import TunedProduct
+from outrider.lm.compiled.panels import smallest_panels
 from outrider.lm.linear import PackedLinear
 from outrider.lm.load.check import Trial
 from outrider.lm.plan import SequenceRows
@@ -29,7 +35,7 @@ from outrider.lm.runner import PackedLM
 CONTEXT = 256
 """Tokens in the cache before a timed pass."""
 ROWS = (1, 2, 4, 8, 16, 32, 64)
-"""Rows of the cases with one session, packed and computed by transformers."""
+"""Rows of the cases with one session, packed and computed by transformers and llama.cpp."""
 SHAPES = ((2, 1), (2, 8), (4, 1), (4, 8), (8, 1), (8, 4), (8, 8))
 """(sessions, rows each) of the packed cases with several sessions."""
 FROM_MEMORY = 8
@@ -38,6 +44,8 @@ SMALL_LAYERS, SMALL_WIDTH = 4, 64
 SMALL_SHAPES = ((1, 1), (1, 17), (8, 17))
 """(sessions, rows each) of the small model's cases."""
 WARM_UP = 3
+LLAMA = "llama"
+"""Beginning of the names of llama.cpp's cases."""
 BUSY_CASES = ("compiled_1x1", "compiled_1x4", "compiled_1x8")
 """Cases that are timed again beside busy processes."""
 BUSY_REPEATS = 10
@@ -207,12 +215,11 @@ def loaded(folder: str, threads: int) -> tuple[PackedLM, PreTrainedModel]:
     return PackedLM.load(folder, threads=threads), own.eval().requires_grad_(False)
 
 
-def print_table(medians: dict[str, float], small: dict[str, float], floor: dict[str, Any]) -> None:
+def print_table(medians: dict[str, float], small: dict[str, float], over_floor: dict[str, float]) -> None:
     """Prints the medians of both models to stderr."""
-    print(f"floor{floor['ms']:>17.2f} ms, from memory {floor['memory_ms']:.2f}", file=sys.stderr)
     print(f"{'pass':<14}{'ms':>8}{'/ own_1':>9}{'/ floor':>9}", file=sys.stderr)
     for name, spent in medians.items():
-        ratios = f"{spent / medians['own_1']:>9.2f}{spent / floor['ms']:>9.2f}"
+        ratios = f"{spent / medians['own_1']:>9.2f}{over_floor[name]:>9.2f}"
         print(f"{name:<14}{spent:>8.2f}{ratios}", file=sys.stderr)
     print(f"{SMALL_LAYERS} layers of {SMALL_WIDTH}:", file=sys.stderr)
     for name, spent in small.items():
@@ -231,9 +238,18 @@ def kernels_of(products: list[TunedProduct]) -> dict[str, dict[str, str]]:
     return {f"{one.out_features}x{one.in_features}": one.choice.ranges() for one in products}
 
 
-def floor_of(products: list[TunedProduct]) -> dict[str, Any]:
-    """The time in which torch's threads read the weights of linear layers once: no pass is shorter."""
-    weights, cache = sum(4 * one.out_features * one.in_features for one in products), cache_bytes()
+def weight_bytes(products: list[TunedProduct], *, as_compiled: bool = False) -> int:
+    """Bytes of the weights in float32, or as compiled passes keep them, without the padding of panels."""
+    sizes = {one: 4 * one.out_features * one.in_features for one in products}
+    if as_compiled:
+        halved = [one for one in products if smallest_panels(one.weight(), 32).dtype is torch.bfloat16]
+        sizes |= {one: sizes[one] // 2 for one in halved}
+    return sum(sizes.values())
+
+
+def floor_of(weights: int) -> dict[str, Any]:
+    """The time in which torch's threads read so many bytes of weights once: no pass is shorter."""
+    cache = cache_bytes()
     again_s, far = read_seconds(weights), max(FROM_MEMORY * cache, 2**28)
     memory_bytes_s = far / read_seconds(far)
     return {
@@ -247,6 +263,52 @@ def floor_of(products: list[TunedProduct]) -> dict[str, Any]:
     }
 
 
+def over_floors(
+    medians: Mapping[str, float], floor: dict[str, Any], compiled_floor: dict[str, Any]
+) -> dict[str, float]:
+    """Each median over the floor of the weights that the pass reads."""
+
+    def floor_ms(name: str) -> float:
+        reads_fewer = name.startswith(("compiled_", LLAMA + BFLOAT16))
+        ms: float = (compiled_floor if reads_fewer and compiled_floor else floor)["ms"]
+        return ms
+
+    return {name: round(spent / floor_ms(name), 2) for name, spent in medians.items()}
+
+
+class LlamaPasses:
+    """Passes of llama.cpp over one model, in both of its formats, whose times add up over several calls."""
+
+    def __init__(self, program: str | None, files: Mapping[str, Path], threads: int) -> None:
+        self._program = program
+        self._files = files
+        self._threads = threads
+        self._times: dict[str, list[float]] = {}
+
+    def measure(self, repeats: int) -> None:
+        """Times each pass this often; does nothing without a program or files."""
+        for end, file in self._files.items() if self._program else ():
+            found = pass_times(self._program, file, ROWS, CONTEXT, self._threads, repeats)
+            for rows, spent in found.items():
+                self._times.setdefault(f"{LLAMA}{end}_{rows}", []).extend(spent)
+
+    def medians(self) -> dict[str, float]:
+        """Median milliseconds of each case by name."""
+        return {name: round(statistics.median(spent), 3) for name, spent in self._times.items()}
+
+
+@contextlib.contextmanager
+def llama_passes(settings: argparse.Namespace) -> Iterator[LlamaPasses]:
+    """Passes of llama.cpp over the model that the settings name; none without a model or the program."""
+    program = find_program(settings.llama_bench, PROGRAM)
+    with contextlib.ExitStack() as held:
+        files: Mapping[str, Path] = {}
+        if settings.model and program:
+            require_gguf(program)
+            files = held.enter_context(target_files(settings.model))
+        yield LlamaPasses(program, files, settings.threads)
+
+
 def main() -> None:
     """Measures, prints a table to stderr and the result as the last line of stdout."""
     parser = command_line("packed_step", __doc__, is_curve=True)
@@ -256,6 +318,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default 1)")
     parser.add_argument("--compiled", action="store_true", help="time compiled passes too")
     parser.add_argument(
+        "--llama-bench", metavar="PATH", help="llama.cpp's llama-bench; default: the one on PATH, if any"
+    )
+    parser.add_argument(
         "--busy", type=int, default=0, help="processes beside which compiled passes are timed again"
     )
     settings = parser.parse_args()
@@ -263,27 +328,34 @@ def main() -> None:
     started = time.perf_counter()
     lm, theirs = loaded(settings.model, settings.threads) if settings.model else random_pair(settings.layers)
     products = products_of(lm)
-    floor = floor_of(products)
+    floor = floor_of(weight_bytes(products))
     cases = {f"own_{rows}": transformers_pass(theirs, rows) for rows in ROWS}
     cases |= {f"packed_1x{rows}": packed_pass(lm, 1, rows) for rows in ROWS}
     cases |= {f"packed_{count}x{rows}": packed_pass(lm, count, rows) for count, rows in SHAPES}
     compiling: dict[str, float] = {}
     compiled: dict[str, Case] = {}
+    compiled_floor: dict[str, Any] = {}
     if settings.compiled:
         twin, compiling = compiled_twin(settings, cases["packed_1x1"])
+        compiled_floor = floor_of(weight_bytes(products, as_compiled=True))
         compiled = {f"compiled_1x{rows}": packed_pass(twin, 1, rows) for rows in ROWS}
         compiled |= {f"compiled_{count}x{rows}": packed_pass(twin, count, rows) for count, rows in SHAPES}
-    # Apart: eager passes leave threads that spin, and a service with compiled passes runs no eager ones.
-    medians = measure(cases, settings.repeats) | measure(compiled, settings.repeats)
+    with llama_passes(settings) as llama:
+        llama.measure(max(1, settings.repeats // 2))
+        # Apart: eager passes leave threads that spin, and a service with compiled passes runs no eager ones.
+        medians = measure(cases, settings.repeats) | measure(compiled, settings.repeats)
+        llama.measure(max(1, settings.repeats // 2))
+    medians |= llama.medians()
     some = {name: once for name, once in compiled.items() if name in BUSY_CASES}
-    over_floor = {name: round(spent / floor["ms"], 2) for name, spent in medians.items()}
+    over_floor = over_floors(medians, floor, compiled_floor)
     small = measure(small_cases(), settings.repeats)
-    print_table(medians, small, floor)
+    print_table(medians, small, over_floor)
     overheads = {name.removeprefix("overhead_"): ms for name, ms in small.items() if "overhead" in name}
     whole = {name: ms for name, ms in small.items() if "overhead" not in name}
     fields = {
         "ms": medians,
         "floor": floor,
+        "compiled_floor": compiled_floor,
         "over_floor": over_floor,
         "kernels": kernels_of(products),
         "compiling": compiling,

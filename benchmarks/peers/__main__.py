@@ -5,8 +5,6 @@ Run as `outrider bench peers --json`. docs/figures.md says what each field means
 
 import argparse
 import contextlib
-import importlib.util
-import json
 import os
 import sys
 import tempfile
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.arms import HF_METHODS, Decode, Prompts, hf_arm, llama_arm, outrider_arm
+from benchmarks.peers.llama_files import BFLOAT16, require_gguf, stored_in_bfloat16, target_files
 from benchmarks.peers.llama_server import PROGRAM, LlamaServer, find_program, version_of
 from benchmarks.peers.peer_figures import (
     GENERATE,
@@ -55,8 +54,6 @@ LLAMA_SPECULATION: Mapping[str, tuple[str, ...]] = {
     ),
 }
 """Flags of llama.cpp's arms; see docs/figures.md."""
-BFLOAT16 = "_bf16"
-"""End of the names of the arms in which llama.cpp keeps weights in bfloat16, as the checkpoint does."""
 LEFT_OUT: Mapping[str, str] = {
     "arctic-inference": "it drafts only inside vLLM; `bench retrieval` has its suffix cache beside ours",
     "vLLM": "start its server, and name it to `outrider bench compare --endpoint`; it wants a GPU",
@@ -158,12 +155,6 @@ def running(settings: argparse.Namespace, program: str | None) -> Iterator[dict[
         yield arms
 
 
-def stored_in_bfloat16(target: str) -> bool:
-    """Whether the target's checkpoint says that its weights are in bfloat16."""
-    config = json.loads((Path(target) / "config.json").read_text())
-    return "bfloat16" in (config.get("dtype"), config.get("torch_dtype"))
-
-
 def llama_flags(target: str) -> dict[str, tuple[str, ...]]:
     """The flags of llama.cpp's arms by name, with those over bfloat16 only where no weight is rounded."""
     smaller = ("plain", "ngram") if stored_in_bfloat16(target) else ()
@@ -175,18 +166,16 @@ def llama_servers(settings: argparse.Namespace, program: str) -> Iterator[dict[t
     """Servers of llama.cpp by arm and threads, over converted copies of the models."""
     from benchmarks.peers.gguf_models import write_gguf
 
-    with tempfile.TemporaryDirectory(prefix="outrider-peers-") as folder, contextlib.ExitStack() as held:
-        target, drafter = Path(folder) / "target.gguf", Path(folder) / "drafter.gguf"
-        write_gguf(Path(settings.target), target)
+    with contextlib.ExitStack() as held:
+        files = held.enter_context(target_files(settings.target))
+        folder = held.enter_context(tempfile.TemporaryDirectory(prefix="outrider-peers-"))
+        drafter = Path(folder) / "drafter.gguf"
         write_gguf(Path(settings.drafter), drafter)
-        smaller = Path(folder) / "target-bf16.gguf"
-        if stored_in_bfloat16(settings.target):
-            write_gguf(Path(settings.target), smaller, bfloat16=True)
         servers = {}
         for threads in settings.threads:
             for name, own in llama_flags(settings.target).items():
                 flags = [*LLAMA_FLAGS, *own, *(("--model-draft", str(drafter)) if name == "draft" else ())]
-                model = smaller if name.endswith(BFLOAT16) else target
+                model = files[BFLOAT16 if name.endswith(BFLOAT16) else ""]
                 servers[name, threads] = held.enter_context(
                     LlamaServer(program, model, max(settings.streams), threads, flags)
                 )
@@ -265,8 +254,8 @@ def main() -> None:
     settings = parse()
     started = time.perf_counter()
     program = find_program(settings.llama_server)
-    if program is not None and importlib.util.find_spec("gguf") is None:
-        raise SystemExit(f"{program} is there but the gguf package is not: pip install 'outrider[bench]'")
+    if program is not None:
+        require_gguf(program)
     cores = sorted(os.sched_getaffinity(0))[: settings.cores]
     os.sched_setaffinity(0, cores)  # the processes started below inherit it
     left_out = {**LEFT_OUT, **(NO_LLAMA if program is None else {})}

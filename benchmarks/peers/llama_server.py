@@ -21,15 +21,15 @@ START_S = 60.0
 ANSWER_S = 300.0
 
 
-def find_program(path: str | None) -> str | None:
-    """The path of llama.cpp's server: the given one, or the one on PATH; None where there is none.
+def find_program(path: str | None, program: str = PROGRAM) -> str | None:
+    """The path of a program of llama.cpp: the given one, or the one on PATH; None where there is none.
 
     Exits where a path is given that no program has.
     """
     if path is None:
-        return shutil.which(PROGRAM)
+        return shutil.which(program)
     if (found := shutil.which(path)) is None:
-        raise SystemExit(f"--llama-server {path}: there is no program at this path")
+        raise SystemExit(f"--{program} {path}: there is no program at this path")
     return found
 
 
