@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import torch
 
+from outrider.lm.autotune.threads import ThreadBounds
 from outrider.lm.chains.fallback import trees_or_chains
 from outrider.lm.device.memory import first_pool
 from outrider.lm.device.placement import GpuOptions, kv_mb_of
 from outrider.lm.load.weights_digest import weights_digest
 from outrider.lm.runner import PackedLM
-from outrider.runtime.threads import most_threads
+from outrider.runtime.threads import most_helped_threads, most_threads
 from outrider.tokens import TokenTable
 from outrider.v1 import common_pb2, verifier_pb2
 from outrider.wire.channel import least_message_mb
@@ -45,8 +46,7 @@ def load_target(settings: VerifierSettings) -> PackedLM:
             settings.model,
             device=settings.device,
             dtype=settings.dtype,
-            threads=threads_of(settings),
-            fewer_threads=settings.threads == "auto",
+            threads=thread_bounds(settings),
             kv_mb=kv_mb_of(settings.kv_mb),
             deterministic=settings.deterministic,
             guest=guest,
@@ -147,10 +147,16 @@ def gpu_options(settings: VerifierSettings) -> GpuOptions:
 
 
 def threads_of(settings: VerifierSettings) -> int:
-    """Compute threads of one rank; under `auto` the most that a measurement may choose."""
+    """Compute threads of one rank; under `auto` the most that a measurement may choose for eager passes."""
     if settings.threads != "auto":
         return settings.threads
     return 1 if settings.deterministic else max(1, most_threads() // settings.ranks)
+
+
+def thread_bounds(settings: VerifierSettings) -> int | ThreadBounds:
+    """Compute threads of a verifier of one rank, or what a measurement may choose."""
+    most = threads_of(settings)
+    return ThreadBounds(most, most_helped_threads()) if settings.threads == "auto" else most
 
 
 def tokens_of(target: PackedLM) -> TokenTable | None:

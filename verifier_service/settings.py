@@ -34,8 +34,8 @@ class VerifierSettings(ModelSettings):
     """Whether each row of logits depends bit for bit on weights and tokens alone, whatever else the pass
     computes; uses one thread."""
     threads: Threads = "auto"
-    """Threads that compute a pass on the CPU. auto: a measurement at load chooses as few as are fast, at most
-    all cores but one, or OMP_NUM_THREADS."""
+    """Threads that compute a pass on the CPU. auto: a measurement chooses as few as are fast; for eager
+    passes at most all cores but one, or OMP_NUM_THREADS."""
     cache_dir: CacheDir = Field(default_factory=default_cache_dir)
     """Folder that keeps compiled passes and times measured at load for later starts; none: nothing is kept.
     Default: outrider in the user's cache folder."""

@@ -8,12 +8,13 @@ from numpy.typing import NDArray
 
 from drafter_service.session import Abilities, Cache, PassRows
 from drafter_service.settings import DrafterSettings
+from outrider.lm.autotune.threads import ThreadBounds
 from outrider.lm.device.placement import GpuOptions, kv_mb_of
 from outrider.lm.kv.table import SlotTable
 from outrider.lm.load.part import ModelPart
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
-from outrider.runtime.threads import most_threads
+from outrider.runtime.threads import most_helped_threads, most_threads
 from outrider.tokens import TokenTable
 
 
@@ -44,8 +45,11 @@ class CausalLMDrafter:
             settings.model,
             device=settings.device,
             dtype=settings.dtype,
-            threads=most_threads() if settings.threads == "auto" else settings.threads,
-            fewer_threads=settings.threads == "auto",
+            threads=(
+                ThreadBounds(most_threads(), most_helped_threads())
+                if settings.threads == "auto"
+                else settings.threads
+            ),
             kv_mb=kv_mb_of(settings.kv_mb),
             cache_dir=settings.cache_dir,
             part=ModelPart(settings.skip, settings.exit_layer),

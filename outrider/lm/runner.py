@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from outrider.lm import transfer
 from outrider.lm.attention.interface import ACTIVE, ATTENTION, PackedCache
-from outrider.lm.autotune.threads import measure_threads
+from outrider.lm.autotune.threads import ThreadBounds, measure_threads
 from outrider.lm.compiled.compiler import PassCompiler, Passes
 from outrider.lm.compiled.kernel_builder import KernelBuilder
 from outrider.lm.compiled.package import CompiledRunner
@@ -65,6 +65,8 @@ class PackedLM:
     """Compiles passes beside serving; None unless `compile_passes` was asked to."""
     builder: KernelBuilder | None = None
     """Builds the kernel that chooses tokens beside eager passes; None elsewhere."""
+    most_helped: int | None = None
+    """The most threads of compiled passes, chosen by measuring; None: as many as torch has."""
     trial: Trial | None = None
     """The check at load, by which compiled passes are checked; None without a check, and once it was used."""
 
@@ -147,8 +149,7 @@ class PackedLM:
         *,
         device: str = "cpu",
         dtype: str = "float32",
-        threads: int = 1,
-        fewer_threads: bool = False,
+        threads: int | ThreadBounds = 1,
         check: bool = True,
         kv_mb: int | None = CPU_KV_MB,
         rank_group: RankGroup | None = None,
@@ -162,12 +163,11 @@ class PackedLM:
         """Loads a Hugging Face folder or id; checks that packed passes compute what the model's forward does.
 
         ``device`` and ``dtype`` may be ``auto`` (`outrider.lm.device.placement`); without ``kv_mb`` keys and
-        values get the memory of a GPU that is free after a trial of the largest step. ``threads`` sets
-        torch's threads for the whole process; with ``fewer_threads``, a measurement on the CPU may lower the
-        number. Each rank of a ``rank_group`` gets its part of the model; all ranks make the same call.
-        ``guest`` is the room that a drafting layer wants beside the model's keys and values. ``cache_dir`` is
-        the folder that keeps measured times of kernels; None: they stay in this process. ``part`` says which
-        layers are kept; None: all. ``weight_dtype`` is the format of linear layers' weights (`weight_only`).
+        values get the memory of a GPU that is free after a trial of the largest step. ``threads`` compute in
+        the whole process; on the CPU, a measurement chooses within bounds. Each rank of a ``rank_group`` gets
+        its part of the model; all ranks make the same call. ``guest`` is the room that a drafting layer wants
+        beside the model's keys and values. ``cache_dir`` keeps measured times of kernels; None: they stay in
+        this process. ``part`` says which layers are kept; None: all. `weight_only` has the ``weight_dtype``.
 
         Raises InvalidRequest if there is no such model, layer or device, ModelRefused (naming the model type)
         if the model cannot be served exactly, or not to the bit under the ``deterministic`` profile, or not
@@ -176,8 +176,9 @@ class PackedLM:
         profile = profile_of(deterministic, weight_dtype, cache_dir)
         ranks = 1 if rank_group is None else rank_group.info.size
         where = find_device(device)
-        profile.check_settings(str(where), threads, ranks)
-        torch.set_num_threads(threads)
+        most = threads if isinstance(threads, int) else threads.eager
+        profile.check_settings(str(where), most, ranks)
+        torch.set_num_threads(most)
         source = str(path_or_id)
         with transfer.current(where):
             if where.type == "cuda":
@@ -194,8 +195,10 @@ class PackedLM:
                 model, name=name, kv_mb=kv_mb, tokenizer=tokenizer, profile=profile, guest=guest, gpu=gpu
             )
             trial = lm.first_trial() if check else None
-            if fewer_threads and ranks == 1 and where.type == "cpu":
-                measure_threads(lm, threads)
+            if isinstance(threads, ThreadBounds) and ranks == 1 and where.type == "cpu":
+                lm.most_helped = threads.compiled
+                measure_threads(lm, most)
+                lm.forward_calls = lm.rows = 0
             lm.settle(trial, ranks)
             if where.type == "cuda" and kv_mb is None:
                 fit_pool(lm, (lambda slots: slots) if rank_group is None else rank_group.least)

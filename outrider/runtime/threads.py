@@ -19,7 +19,7 @@ def _checked(threads: Any) -> Any:
 
 
 Threads = Annotated[Literal["auto"] | Annotated[int, Field(ge=1, le=_MOST)], BeforeValidator(_checked)]
-"""Threads that compute a pass: a number, or `auto`, as many as a measurement at load finds best."""
+"""Threads that compute a pass: a number, or `auto`, as many as a measurement finds best."""
 
 
 def cpu_limit(cgroup: Path = CGROUP) -> float:
@@ -36,6 +36,16 @@ def most_threads(environment: Mapping[str, str] = os.environ) -> int:
     most = max(1, int(cpu_limit()) - 1)
     asked = environment.get("OMP_NUM_THREADS", "")
     return min(most, int(asked)) if asked.isdecimal() and int(asked) else most
+
+
+def most_helped_threads() -> int:
+    """The most threads of compiled passes that `auto` chooses: all cores, but one under a quota.
+
+    Threads beyond the first compute on idle cores alone, which takes nothing from others. A quota is used up
+    by any thread.
+    """
+    cores, limit = len(os.sched_getaffinity(0)), cpu_limit()
+    return cores if limit == cores else max(1, int(limit) - 1)
 
 
 def _quota(cgroup: Path) -> float | None:

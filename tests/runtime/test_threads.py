@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.runtime.threads import cpu_limit, most_threads
+from outrider.runtime.threads import cpu_limit, most_helped_threads, most_threads
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,14 @@ def test_the_variable_of_openmp_bounds_the_threads(
 ) -> None:
     monkeypatch.setattr("outrider.runtime.threads.cpu_limit", lambda: 8.0)
     assert most_threads({"OMP_NUM_THREADS": asked}) == most
+
+
+def test_threads_that_help_may_use_all_cores_but_leave_one_under_a_quota(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert most_helped_threads() == (cores if cpu_limit() == cores else max(1, int(cpu_limit()) - 1))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    for limit, most in ((8.0, 8), (6.5, 5), (0.5, 1)):
+        monkeypatch.setattr("outrider.runtime.threads.cpu_limit", lambda limit=limit: limit)
+        assert most_helped_threads() == most

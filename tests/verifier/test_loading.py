@@ -11,13 +11,15 @@ import pytest
 from harness import Client
 from ngram_lm import NgramLM
 
+from outrider.lm.autotune.threads import ThreadBounds
 from outrider.runtime.metrics import Metrics
+from outrider.runtime.threads import most_helped_threads, most_threads
 from outrider.v1 import verifier_pb2
 from outrider.v1.verifier_pb2_grpc import VerifierStub
 from outrider.wire.channel import open_channel, server_options
 from speculative.errors import ModelRefused
 from verifier_service.engine.step_cost import StepCostModel
-from verifier_service.loading import description_of
+from verifier_service.loading import description_of, thread_bounds
 from verifier_service.server import VerifierServer
 from verifier_service.sessions.request import ServedModel
 from verifier_service.settings import VerifierSettings
@@ -52,6 +54,15 @@ async def test_beats_go_out_while_the_model_loads_and_nothing_is_opened() -> Non
         assert len((await client.generate([1, 2], new=5)).ids) == 5
     await service.stop(0.0)
     await server.stop(0.0)
+
+
+def test_a_measurement_chooses_threads_unless_a_number_is_given() -> None:
+    def asked(**given: Any) -> int | ThreadBounds:
+        return thread_bounds(VerifierSettings(model="unused", **given))
+
+    assert asked() == ThreadBounds(most_threads(), most_helped_threads())
+    assert asked(deterministic=True) == ThreadBounds(1, most_helped_threads())
+    assert asked(threads=3) == 3
 
 
 class _NoPool(ThreadPoolExecutor):

@@ -1,29 +1,35 @@
 """Number of threads that compute a model's passes on the CPU, chosen from measured times.
 
-`choose_threads` is pure. `measure_threads` runs passes of the model, before its linear layers are packed:
-kernels are measured afterwards, with the threads that were chosen.
+`choose_threads` and `PassThreads.chosen` are pure. `measure_threads` runs eager passes before linear layers
+are packed: kernels are measured with the threads that were chosen. `measure_helpers` runs compiled passes
+before they serve.
 """
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
+from typing import Protocol, Self
 
 import torch
 
 from outrider.lm.plan import SequenceRows
-
-if TYPE_CHECKING:
-    from outrider.lm.runner import PackedLM
+from outrider.lm.step_profile import Profilable
 
 log = logging.getLogger(__name__)
 
 MEASURED_ROWS = (1, 8, 64)
-"""Rows of the passes that are timed: plain decoding, a tree, a batch or a prompt's chunk."""
+"""Rows of the eager passes that are timed: plain decoding, a tree, a batch or a prompt's chunk."""
+
+HELPED_ROWS = (1, 2, 4, 8, 16, 64)
+"""Rows of the compiled passes that are timed."""
 
 _EQUAL = 1.1
 """Ratio up to which two times are taken for equal. Fewer threads then win: they leave cores to others."""
+
+_GAIN = 1.05
+"""Ratio from which a pass is taken to gain from threads that help."""
 
 _LARGE_S = 0.25
 """Duration of a pass of one row, in seconds, from which a model is large: it gains from every thread."""
@@ -31,11 +37,57 @@ _LARGE_S = 0.25
 _LIMIT_S = 1.5
 """Longest time in which threads are measured, in seconds; the pass at hand is finished."""
 
-_ROUNDS = 3
+_ROUNDS = 5
 """Times that each pass is timed; the smallest counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadBounds:
+    """The most threads that a measurement may choose."""
+
+    eager: int
+    """For eager passes: torch's threads, which wait for one another."""
+    compiled: int
+    """For compiled passes, whose threads beyond the first compute on idle cores alone."""
+
 
 ThreadTimes = Mapping[int, Mapping[int, float]]
 """Seconds of one pass by number of threads and number of rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassThreads:
+    """Threads that compute a compiled pass, its own thread included."""
+
+    most: int = 0
+    """Number of threads; 0: as many as torch has."""
+    from_rows: int = 1
+    """Passes of fewer rows are computed by one thread."""
+
+    @classmethod
+    def chosen(cls, times: ThreadTimes, most: int) -> Self:
+        """The fewest rows whose passes ``most`` threads speed up by 5 %, and those of more rows on average.
+
+        One thread where there are none.
+        """
+        gains = {rows: alone / times[most][rows] for rows, alone in times[1].items() if rows in times[most]}
+        for rows in sorted(gains):
+            onwards = [gain for other, gain in gains.items() if other >= rows]
+            if min(gains[rows], prod(onwards) ** (1 / len(onwards))) >= _GAIN:
+                return cls(most, rows)
+        return cls(1)
+
+    def of(self, rows: int) -> int:
+        """Threads of a pass of so many rows; 0: as many as torch has."""
+        return self.most if rows >= self.from_rows else 1
+
+
+class HelpedPasses(Profilable, Protocol):
+    """Compiled passes before they serve."""
+
+    def use_threads(self, threads: PassThreads) -> None:
+        """Has these threads compute the passes from now on."""
+        ...
 
 
 def candidates(most: int) -> list[int]:
@@ -57,33 +109,54 @@ def choose_threads(times: ThreadTimes) -> int:
     return min(count for count, mean in means.items() if mean <= best * _EQUAL)
 
 
-def measure_threads(lm: "PackedLM", most: int) -> int:
-    """Sets torch to the number of threads, at most ``most``, that computes the model's passes best.
+def measure_threads(lm: Profilable, most: int) -> int:
+    """Sets torch to the number of threads, at most ``most``, that computes the model's eager passes best.
 
     Returns that number. With several threads, a model whose pass of one row takes 0.25 s keeps ``most``.
     """
     torch.set_num_threads(most)
     if most == 1:
         return 1
-    calls, rows_before = lm.forward_calls, lm.rows
-    try:
-        times = _times(lm, most)
-    finally:
-        lm.forward_calls, lm.rows = calls, rows_before
+    times = _times(lm, MEASURED_ROWS, candidates(most), torch.set_num_threads)
     chosen = choose_threads(times) if times else most
     torch.set_num_threads(chosen)
-    ms = {
-        threads: {rows: round(1e3 * spent, 2) for rows, spent in by.items()} for threads, by in times.items()
-    }
-    log.info("threads were measured", extra={"fields": {"chosen": chosen, "ms by threads x rows": ms}})
+    _log(lm, times, chosen, from_rows=1)
     return chosen
 
 
-def _times(lm: "PackedLM", most: int) -> dict[int, dict[int, float]]:
+def measure_helpers(lm: HelpedPasses, most: int | None) -> PassThreads:
+    """Has the threads compute, at most ``most``, that compute compiled passes best, and returns them.
+
+    Without ``most``, as many as torch has, and only the rows from which they help are measured. A model whose
+    pass of one row takes 0.25 s is helped by all threads.
+    """
+    compared = candidates(most) if most else sorted({torch.get_num_threads(), 1}, reverse=True)
+    threads = PassThreads(compared[0])
+    if len(compared) > 1:
+        times = _times(lm, HELPED_ROWS, compared, lambda count: lm.use_threads(PassThreads(count)))
+        if times:
+            threads = PassThreads.chosen(times, choose_threads(times) if most else compared[0])
+        _log(lm, times, threads.most, threads.from_rows)
+    lm.use_threads(threads)
+    return threads
+
+
+def _log(lm: Profilable, times: ThreadTimes, chosen: int, from_rows: int) -> None:
+    ms = {
+        threads: {rows: round(1e3 * spent, 2) for rows, spent in by.items()} for threads, by in times.items()
+    }
+    fields = {"passes": lm.passes, "chosen": chosen, "from_rows": from_rows, "ms by threads x rows": ms}
+    log.info("threads were measured", extra={"fields": fields})
+
+
+def _times(
+    lm: Profilable, measured: Sequence[int], compared: Sequence[int], use_threads: Callable[[int], None]
+) -> dict[int, dict[int, float]]:
     """Smallest durations of passes by threads and rows; empty for a large model."""
     end = time.perf_counter() + _LIMIT_S
     times: dict[int, dict[int, float]] = {}
-    for rows in MEASURED_ROWS:
+    use_threads(compared[0])
+    for rows in measured:
         if rows > lm.max_length or time.perf_counter() > end:
             break
         run = _pass(lm, rows)
@@ -91,8 +164,8 @@ def _times(lm: "PackedLM", most: int) -> dict[int, dict[int, float]]:
         if rows == 1 and run() > _LARGE_S:
             break
         for _ in range(_ROUNDS):
-            for threads in candidates(most):
-                torch.set_num_threads(threads)
+            for threads in compared:
+                use_threads(threads)
                 by_rows = times.setdefault(threads, {})
                 by_rows[rows] = min(run(), by_rows.get(rows, float("inf")))
             if time.perf_counter() > end:
@@ -100,11 +173,11 @@ def _times(lm: "PackedLM", most: int) -> dict[int, dict[int, float]]:
     return times
 
 
-def _pass(lm: "PackedLM", rows: int) -> Callable[[], float]:
+def _pass(lm: Profilable, rows: int) -> Callable[[], float]:
     """A function that runs one pass of a chain of ``rows`` rows and returns its duration in seconds."""
 
     def run() -> float:
-        table = lm.table(reserve=rows)
+        table = lm.table()
         try:
             started = time.perf_counter()
             lm.forward([SequenceRows(table, [0] * rows, range(-1, rows - 1), range(rows))])

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from outrider.compiling.store import CompileFailed, NeverCompiled, PackageStore
 from outrider.compiling.toolchain import find_compiler
+from outrider.lm.autotune.threads import PassThreads, measure_helpers
 from outrider.lm.compiled.building import build
 from outrider.lm.compiled.order import CompileOrder
 from outrider.lm.compiled.package import CompiledRunner, PassPackage, panel_width
@@ -187,8 +188,11 @@ class PassCompiler:
             self._trial.verify(_PackagedLM(self._lm, package, floats, self._require_open))
         except ModelRefused as error:
             raise CompileFailed(f"compiled passes are wrong: {error}") from error
-        profiled = _PackagedLM(self._lm, package, layout, self._require_open)
-        return CompiledRunner(package, self._lm.pool, profile_steps(profiled))
+        measured = _PackagedLM(self._lm, package, layout, self._require_open)
+        runner = CompiledRunner(package, self._lm.pool)
+        runner.threads = measure_helpers(measured, self._lm.most_helped)
+        runner.profile = profile_steps(measured)
+        return runner
 
     def _require_open(self) -> None:
         """Raises CompileFailed once the compiler is closed; called between two stages of loading."""
@@ -229,6 +233,10 @@ class _PackagedLM:
         self.pool = SlotPool(layout, max_slots=64 * lm.max_length, initial_slots=BLOCK)
         self._runner = CompiledRunner(package, self.pool)
         self._require_open = require_open
+
+    def use_threads(self, threads: PassThreads) -> None:
+        """Has these threads compute the passes from now on."""
+        self._runner.threads = threads
 
     @property
     def passes(self) -> str:

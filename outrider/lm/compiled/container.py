@@ -39,7 +39,8 @@ class ModelContainer:
 
     def __init__(self, library: Path, operators: Path) -> None:
         # The model's library finds the operators by name, so they have to be visible to all.
-        ctypes.CDLL(str(operators), mode=ctypes.RTLD_GLOBAL)
+        self.operators = ctypes.CDLL(str(operators), mode=ctypes.RTLD_GLOBAL)
+        """The library of the operators."""
         self._library = ctypes.CDLL(str(library))
         self._constants: list[int] = []
         """Handles of the tensors that the model reads in place."""

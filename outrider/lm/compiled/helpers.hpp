@@ -57,6 +57,12 @@ inline void sleep_while(Word& word, uint32_t value) {
 }
 inline void wake_all(Word& word) { syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0); }
 
+// Threads of the pass that runs, its own included; 0: as many as torch has. With g++ one number for the process.
+inline std::atomic<uint32_t>& compute_threads() {
+  static std::atomic<uint32_t> number{0};
+  return number;
+}
+
 class Helpers {
  public:
   using Body = void (*)(int64_t low, int64_t high, const void* context);

@@ -287,6 +287,11 @@ extern "C" {
 // Number of outputs of a panel of weights on the processor that this was compiled for.
 int64_t outrider_panel_width() { return PANEL; }
 
+#if defined(OUTRIDER_HELPERS)
+// Has so many threads compute from now on; 0: as many as torch has.
+void outrider_use_threads(uint32_t threads) { outrider::compute_threads().store(threads); }
+#endif
+
 AOTITorchError aoti_torch_cpu_panel_linear(AtenTensorHandle rows, AtenTensorHandle panels,
                                            AtenTensorHandle* bias, AtenTensorHandle* scales, int64_t outputs,
                                            AtenTensorHandle* result) {

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from outrider.compiling.store import CompileFailed
+from outrider.lm.autotune.threads import PassThreads
 from outrider.lm.compiled.child import OPERATORS, PACKAGE, PANELS
 from outrider.lm.compiled.container import ModelContainer
 from outrider.lm.compiled.step_block import plane_words, step_block
@@ -35,10 +36,20 @@ class PassPackage:
         if unknown := [name for name in named.values() if name not in constants]:
             raise CompileFailed(f"the package wants {unknown[0]!r}, which the model lacks")
         self._container.use({inside: constants[name] for inside, name in named.items()})
+        # There is no such function where OpenMP's threads help.
+        self._use_threads = getattr(self._container.operators, "outrider_use_threads", lambda _: None)
 
-    def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Runs one pass, during which other threads run; see `graph.WholePass.forward`."""
-        return self._container.run(inputs)
+    def run(self, inputs: list[torch.Tensor], threads: int) -> list[torch.Tensor]:
+        """Runs one pass, during which other threads run; see `graph.WholePass.forward`.
+
+        At most so many ``threads`` compute, the caller's included; 0, and where there are no helpers: as many
+        as torch has.
+        """
+        self._use_threads(threads)
+        try:
+            return self._container.run(inputs)
+        finally:
+            self._use_threads(0)  # heads, which have libraries of their own, compute with torch's number
 
 
 def panel_width(folder: Path) -> int:
@@ -49,8 +60,11 @@ def panel_width(folder: Path) -> int:
 class CompiledRunner:
     """Runs every pass of a model by one compiled package. Takes the place of a `GraphRunner`."""
 
-    def __init__(self, package: PassPackage, pool: SlotPool, profile: StepProfile | None = None) -> None:
-        self._profile = profile
+    def __init__(self, package: PassPackage, pool: SlotPool) -> None:
+        self.profile: StepProfile | None = None
+        """How long passes take, until `take_profile`."""
+        self.threads = PassThreads()
+        """Threads that compute a pass."""
         self._package = package
         self._pool = pool
         self._planes: list[int] = []
@@ -58,7 +72,7 @@ class CompiledRunner:
 
     def take_profile(self) -> StepProfile | None:
         """Hands over, once, how long the passes take; None if that was not measured or is handed over."""
-        profile, self._profile = self._profile, None
+        profile, self.profile = self.profile, None
         return profile
 
     def forward(
@@ -76,6 +90,7 @@ class CompiledRunner:
                 # A graph has no empty results: a pass that wants no row computes the first one's logits.
                 torch.tensor(wanted or [0], dtype=torch.int64),
                 step_block(plan.rows, self._planes),
-            ]
+            ],
+            self.threads.of(len(ids)),
         )
         return Computed(found[0][: len(wanted)], found[1] if len(found) > 1 else None, None)

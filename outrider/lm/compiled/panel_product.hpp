@@ -44,11 +44,19 @@ inline Vec load(const float* from) { return *reinterpret_cast<const Loose*>(from
 inline void store(float* to, Vec value) { *reinterpret_cast<Loose*>(to) = value; }
 inline Vec all(float value) { return Vec{} + value; }
 
+inline uint32_t thread_count() {
+  uint32_t threads = 0;
+#if defined(OUTRIDER_HELPERS)
+  threads = outrider::compute_threads().load(std::memory_order_relaxed);
+#endif
+  if (threads == 0) torch_get_num_threads(&threads);
+  return threads;
+}
+
 // Runs body over [0, count). More than `grain` are cut into pieces of at most `largest` for several threads.
 template <typename Body>
 void in_parallel(int64_t count, int64_t grain, int64_t largest, const Body& body) {
-  uint32_t threads = 1;
-  if (count > grain) torch_get_num_threads(&threads);
+  const uint32_t threads = count > grain ? thread_count() : 1;
   if (threads <= 1) {
     body(0, count);
     return;

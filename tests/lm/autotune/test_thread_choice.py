@@ -1,11 +1,22 @@
 """Threads are chosen from measured passes: the fewest that are about as fast as the best number."""
 
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
-from outrider.lm.autotune.threads import candidates, choose_threads
+from outrider.lm.autotune.threads import (
+    PassThreads,
+    ThreadBounds,
+    candidates,
+    choose_threads,
+    measure_helpers,
+)
+from outrider.lm.kv.table import SlotTable
+from outrider.lm.outcome import Outcome
+from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
 
 
@@ -39,11 +50,89 @@ def test_the_fewest_threads_that_are_about_as_fast_are_taken(
 
 
 def test_a_model_is_loaded_with_the_threads_that_were_measured(tiny_llama: Path) -> None:
-    lm = PackedLM.load(tiny_llama, threads=2, fewer_threads=True, check=False)
+    lm = PackedLM.load(tiny_llama, threads=ThreadBounds(2, 8), check=False)
     assert torch.get_num_threads() in (1, 2)
+    assert lm.most_helped == 8
     assert (lm.forward_calls, lm.rows, lm.pool.used_slots) == (0, 0, 0)
 
 
 def test_threads_that_were_asked_for_are_kept(tiny_llama: Path) -> None:
-    PackedLM.load(tiny_llama, threads=2, check=False)
+    lm = PackedLM.load(tiny_llama, threads=2, check=False)
     assert torch.get_num_threads() == 2
+    assert lm.most_helped is None
+
+
+@pytest.mark.parametrize(
+    ("alone", "helped", "chosen"),
+    [
+        # From the first rows that gain.
+        ({1: 1.0, 4: 2.0, 64: 9.0}, {1: 1.0, 4: 1.8, 64: 5.0}, PassThreads(2, 4)),
+        # A size in between without a gain, as a busy moment gives, does not count against smaller ones.
+        ({1: 1.0, 4: 2.0, 16: 4.0, 64: 9.0}, {1: 1.2, 4: 1.5, 16: 4.0, 64: 5.0}, PassThreads(2, 4)),
+        # A gain by luck below larger losses is none.
+        ({1: 1.0, 4: 2.0, 16: 4.0, 64: 9.0}, {1: 0.9, 4: 2.4, 16: 4.8, 64: 9.1}, PassThreads(1)),
+        ({1: 1.0, 64: 9.0}, {1: 1.0, 64: 9.0}, PassThreads(1)),
+        ({1: 9.0, 64: 99.0}, {1: 5.0, 64: 50.0}, PassThreads(2, 1)),
+        # A limit of time ended the measurement amid the last size.
+        ({1: 1.0, 4: 2.0}, {1: 1.0, 4: 1.2, 64: 9.0}, PassThreads(2, 4)),
+    ],
+)
+def test_threads_help_from_the_rows_on_whose_passes_they_speed_up(
+    alone: dict[int, float], helped: dict[int, float], chosen: PassThreads
+) -> None:
+    assert PassThreads.chosen({2: helped, 1: alone}, 2) == chosen
+
+
+def test_passes_of_few_rows_are_computed_by_one_thread() -> None:
+    assert [PassThreads(8, 4).of(rows) for rows in (1, 3, 4, 64)] == [1, 1, 8, 8]
+    assert PassThreads().of(1) == 0
+
+
+class Passes:
+    """Passes of a model whose duration depends on the threads alone."""
+
+    passes = "compiled"
+
+    def __init__(self, lm: PackedLM, seconds: dict[int, float]) -> None:
+        self._lm = lm
+        self.pool, self.max_length = lm.pool, lm.max_length
+        self._seconds = seconds
+        self.threads = PassThreads()
+
+    def use_threads(self, threads: PassThreads) -> None:
+        self.threads = threads
+
+    def table(self) -> SlotTable:
+        return self._lm.table()
+
+    def release(self, table: SlotTable) -> None:
+        self._lm.release(table)
+
+    def forward(self, sequences: Sequence[SequenceRows]) -> Outcome:
+        time.sleep(self._seconds[self.threads.of(len(sequences[0].tokens))])
+        return self._lm.forward(sequences)
+
+
+@pytest.fixture
+def tiny(tiny_llama: Path) -> PackedLM:
+    return PackedLM.load(tiny_llama, check=False)
+
+
+def test_helped_passes_are_measured_within_the_bound_and_run_with_the_choice(tiny: PackedLM) -> None:
+    passes = Passes(tiny, {4: 0.004, 2: 0.004, 1: 0.03})
+
+    assert measure_helpers(passes, 4) == PassThreads(2, 1) == passes.threads
+
+
+def test_with_a_given_number_only_the_rows_are_measured(tiny: PackedLM) -> None:
+    torch.set_num_threads(3)
+    assert measure_helpers(Passes(tiny, {3: 0.004, 1: 0.03}), None) == PassThreads(3, 1)
+    assert measure_helpers(Passes(tiny, {3: 0.004, 1: 0.004}), None) == PassThreads(1)
+    torch.set_num_threads(1)
+    assert measure_helpers(Passes(tiny, {}), None) == PassThreads(1)
+
+
+def test_a_large_model_is_helped_by_all_threads(tiny: PackedLM) -> None:
+    passes = Passes(tiny, {4: 0.3, 1: 0.3})
+
+    assert measure_helpers(passes, 4) == PassThreads(4, 1)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from outrider.lm.autotune.threads import PassThreads, ThreadBounds
 from outrider.lm.compiled import panels
 from outrider.lm.compiled.container import holders
 from outrider.lm.compiled.panels import panels_of, smallest_panels
@@ -39,7 +40,7 @@ def pair(
     model = model_of(request.param)
     folder = tmp_path_factory.mktemp(request.param)
     model.save_pretrained(folder)
-    compiled, eager = PackedLM.load(folder), PackedLM.load(folder)
+    compiled, eager = PackedLM.load(folder, threads=ThreadBounds(1, 2)), PackedLM.load(folder)
     for lm in (compiled, eager):
         lm.wants = OutcomeWants(features=FEATURES)
     compiled.compile_passes("compiled", cache)
@@ -55,6 +56,25 @@ def test_ids_through_trees_with_wrong_branches_are_those_of_generate(
     truths = [greedy_ids(plain, prompt, NEW) for prompt in prompts]  # type: ignore[arg-type]
     assert decode_with_trees(lm, prompts, truths) == truths
     assert lm.compiled is not None
+
+
+def test_every_number_of_threads_computes_the_same_bits(
+    pair: tuple[PackedLM, PackedLM, torch.nn.Module],
+) -> None:
+    lm = pair[0]
+    assert lm.compiled is not None
+    measured, found = lm.compiled.threads, []
+    assert measured.most in (1, 2)
+    for threads in (measured, PassThreads(1), PassThreads(3, 1), PassThreads(2, 17)):
+        lm.compiled.threads = threads
+        for rows in (1, 16, 40):
+            table = lm.table()
+            ids = [(11 * at) % VOCABULARY for at in range(rows)]
+            outcome = lm.forward([SequenceRows(table, ids, range(-1, rows - 1), range(rows))])
+            found.append(torch.from_numpy(outcome.rows()).clone())
+            lm.release(table)
+    lm.compiled.threads = measured
+    assert all(torch.equal(one, found[at % 3]) for at, one in enumerate(found))
 
 
 def test_logits_and_features_are_those_of_eager_passes(
@@ -108,7 +128,7 @@ def test_other_threads_run_during_a_pass(
     package, inputs = lm.compiled._package, []
     run = package.run
     with monkeypatch.context() as patched:
-        patched.setattr(package, "run", lambda given: (inputs.extend(given), run(given))[1])
+        patched.setattr(package, "run", lambda given, threads: (inputs.extend(given), run(given, threads))[1])
         table = lm.table()
         lm.forward([SequenceRows(table, range(40), range(-1, 39), range(40))])
     go, ran, deadline = threading.Event(), threading.Event(), time.monotonic() + 60
@@ -119,7 +139,7 @@ def test_other_threads_run_during_a_pass(
     try:
         go.set()
         while not ran.is_set() and time.monotonic() < deadline:
-            run(list(inputs))
+            run(list(inputs), 0)
     finally:
         sys.setswitchinterval(interval)
     ran_in_time = time.monotonic() < deadline
@@ -136,8 +156,8 @@ def test_a_pass_keeps_nothing_of_its_results(
     storages: list[torch.UntypedStorage] = []
     run = lm.compiled._package.run
 
-    def noted(given: list[torch.Tensor]) -> list[torch.Tensor]:
-        found = run(given)
+    def noted(given: list[torch.Tensor], threads: int) -> list[torch.Tensor]:
+        found = run(given, threads)
         storages.extend(tensor.untyped_storage() for tensor in found)
         return found
 

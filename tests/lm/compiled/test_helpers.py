@@ -35,9 +35,10 @@ def operators(library: Path) -> Operators:
 
 
 @pytest.fixture(autouse=True)
-def threads_as_before() -> Iterator[None]:
+def threads_as_before(operators: Operators) -> Iterator[None]:
     before = torch.get_num_threads()
     yield
+    operators.use_threads(0)
     torch.set_num_threads(before)
 
 
@@ -95,6 +96,27 @@ def test_helpers_run_only_where_a_core_is_idle(operators: Operators) -> None:
         time.sleep(0.01)  # a helper that has yet to begin has no name, and waits for an idle core
     assert len(found) >= 2
     assert {os.sched_getscheduler(thread) for thread in found} == {os.SCHED_IDLE}
+
+
+def test_the_number_of_threads_of_a_pass_comes_before_torchs(library: Path) -> None:
+    program = f"""
+import time, torch
+from pathlib import Path
+from tests.lm.compiled.test_helpers import helpers, product
+from tests.lm.compiled.test_operators import Operators
+operators = Operators(Path({str(library)!r}))
+rows, weight = torch.randn(11, 96), torch.randn(5000, 96)
+def started(torchs, used):
+    torch.set_num_threads(torchs)
+    operators.use_threads(used)
+    product(operators, rows, weight)
+    time.sleep(0.2)
+    return len(helpers())
+assert started(1, 0) == started(3, 1) == 0
+assert started(1, 2) == 1
+assert started(3, 0) == 2
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
 def test_products_beside_busy_processes_are_those_of_one_thread(operators: Operators) -> None:

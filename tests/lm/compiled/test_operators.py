@@ -34,6 +34,9 @@ class Operators:
         self._library = ctypes.CDLL(str(path))
         self.width: int = self._library.outrider_panel_width()
 
+    def use_threads(self, threads: int) -> None:
+        self._library.outrider_use_threads(threads)
+
     def panel_linear(
         self,
         rows: torch.Tensor,
