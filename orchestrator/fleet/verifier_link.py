@@ -66,12 +66,15 @@ class SessionReader:
     own limit allows: its committed tokens and one end.
     """
 
-    def __init__(self, alias: int, key: SessionKey, epoch: int, position: int, wake: asyncio.Event) -> None:
+    def __init__(
+        self, alias: int, key: SessionKey, epoch: int, position: int, wake: asyncio.Event, interval_ms: int
+    ) -> None:
         self.alias = alias
         self.key = key
         self.epoch = epoch
         self.position = position
         """Tokens that have arrived, prompt included: where a reopened stream goes on."""
+        self.interval_ms = interval_ms
         self.error: OutriderError | None = None
         """Why no further message will come; None while more may."""
         self.should_move = False
@@ -214,12 +217,16 @@ class VerifierLink:
         finally:
             self._opening -= count
 
-    def read(self, key: SessionKey, epoch: int, position: int, wake: asyncio.Event) -> SessionReader:
+    def read(
+        self, key: SessionKey, epoch: int, position: int, wake: asyncio.Event, interval_ms: int = 0
+    ) -> SessionReader:
         """Have the Watch stream bring this session's tokens from `position` on, until `leave`.
 
-        The reader sets `wake` whenever there is a message to take.
+        The reader sets `wake` whenever there is a message to take: one a round, or at most one each
+        `interval_ms`, but for the session's first and last tokens.
         """
-        reader = SessionReader(next(self._aliases) & 0xFFFFFFFF, key, epoch, position, wake)
+        alias = next(self._aliases) & 0xFFFFFFFF
+        reader = SessionReader(alias, key, epoch, position, wake, interval_ms)
         self._readers[reader.alias] = reader
         self._added[reader.alias] = reader
         self._changed.set()
@@ -411,5 +418,9 @@ def _batches(dropped: list[int], cursors: list[verifier_pb2.Cursor]) -> Iterator
 
 def _cursor(reader: SessionReader) -> verifier_pb2.Cursor:
     return verifier_pb2.Cursor(
-        alias=reader.alias, key=key_to_wire(reader.key), epoch=reader.epoch, position=reader.position
+        alias=reader.alias,
+        key=key_to_wire(reader.key),
+        epoch=reader.epoch,
+        position=reader.position,
+        interval_ms=reader.interval_ms,
     )

@@ -21,6 +21,7 @@ from outrider.tokens import TokenTable, TooManyTokens
 from outrider.v1 import generation_pb2
 from outrider.wire.codec import (
     MAX_CHOICES,
+    MAX_INTERVAL_MS,
     SessionKey,
     checked_session,
     checked_tenant,
@@ -203,6 +204,7 @@ def admit(
         resumable=start.resumable,
         grammar=_grammar(start, params, target),
         device=_device(start),
+        interval_ms=_interval_ms(start),
     )
 
 
@@ -216,6 +218,19 @@ def _device(start: generation_pb2.GenerateStart) -> bool:
     if asked.HasField("node_limit") and asked.node_limit == 0:
         raise InvalidRequest("device is set, but speculation.node_limit is 0: leave one of the two out")
     return True
+
+
+def _interval_ms(start: generation_pb2.GenerateStart) -> int:
+    """Least milliseconds between two messages of a choice's tokens. Raises InvalidRequest."""
+    asked = start.message_interval_ms
+    if asked > MAX_INTERVAL_MS:
+        raise InvalidRequest(f"message_interval_ms is {asked}; at most {MAX_INTERVAL_MS} are possible")
+    if asked and start.HasField("device"):
+        raise InvalidRequest(
+            f"message_interval_ms is {asked}, but a device drafts, which needs tokens at once: leave one of "
+            "the two out"
+        )
+    return asked
 
 
 def _check_size(what: str, text: str, target: TargetModel) -> None:

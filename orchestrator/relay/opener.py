@@ -50,15 +50,21 @@ class ChoiceReaders:
 
     Args:
         positions: by choice, where its client's tokens end, prompt included.
+        interval_ms: least milliseconds between two messages of a choice; 0: a message a round.
     """
 
     def __init__(
-        self, link: VerifierLink, keys: Sequence[SessionKey], epoch: int, positions: Mapping[int, int]
+        self,
+        link: VerifierLink,
+        keys: Sequence[SessionKey],
+        epoch: int,
+        positions: Mapping[int, int],
+        interval_ms: int,
     ) -> None:
         self._link = link
         self._wake = asyncio.Event()
         self._readers: dict[int, SessionReader] = {
-            key.choice: link.read(key, epoch, positions[key.choice], self._wake) for key in keys
+            key.choice: link.read(key, epoch, positions[key.choice], self._wake, interval_ms) for key in keys
         }
 
     def __bool__(self) -> bool:
@@ -124,9 +130,9 @@ class Placement:
     source_names: tuple[str, ...]
     """Names of the sources that draft for them, in the verifier's order."""
 
-    def read(self, positions: Mapping[int, int]) -> ChoiceReaders:
-        """Readers of all sessions, each from its choice's position on."""
-        return ChoiceReaders(self.link, self.keys, self.epoch, positions)
+    def read(self, positions: Mapping[int, int], interval_ms: int) -> ChoiceReaders:
+        """Readers of all sessions, each from its choice's position on; see `ChoiceReaders`."""
+        return ChoiceReaders(self.link, self.keys, self.epoch, positions, interval_ms)
 
     def indices_as(self, told: Sequence[str]) -> bytes:
         """Table for `bytes.translate` from this verifier's source indices to those of the names in `told`.

@@ -152,7 +152,8 @@ class RelayedRequest:
 
     async def _read(self, placement: Placement, first: Event) -> AsyncGenerator[Event, None]:
         """Yield `first`, then what the verifier commits, until it says why the last choice ended."""
-        readers = placement.read({choice: it.position for choice, it in self._unfinished.items()})
+        positions = {choice: it.position for choice, it in self._unfinished.items()}
+        readers = placement.read(positions, self._request.interval_ms)
         self._state.attach(readers.fail)
         self._placement, self._indices = placement, placement.indices_as(self._source_names)
         try:

@@ -17,7 +17,7 @@ from outrider.client.endpoints import (
     ping_patience_ms,
     time_left,
 )
-from outrider.client.options import Options, build_request
+from outrider.client.options import Options, build_request, for_whole_answer
 from outrider.client.resuming import Resuming
 from outrider.v1 import common_pb2, explain_pb2, generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationStub
@@ -114,7 +114,7 @@ class AsyncClient:
 
     async def generate(self, prompt: str | None = None, **options: Unpack[Options]) -> Completion:
         """The whole answer to one request. Raises OutriderError."""
-        return await self.stream(prompt, **options).completion()
+        return await self.stream(prompt, **for_whole_answer(options)).completion()
 
     def stream(self, prompt: str | None = None, **options: Unpack[Options]) -> AsyncStream:
         """The answer as it is generated. Raises OutriderError."""

@@ -16,7 +16,7 @@ from outrider.client.endpoints import (
     ping_patience_ms,
     time_left,
 )
-from outrider.client.options import Options, build_request
+from outrider.client.options import Options, build_request, for_whole_answer
 from outrider.client.resuming import Resuming
 from outrider.v1 import common_pb2, explain_pb2, generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationStub
@@ -125,7 +125,7 @@ class Client:
 
     def generate(self, prompt: str | None = None, **options: Unpack[Options]) -> Completion:
         """The whole answer to one request. Raises OutriderError."""
-        return self.stream(prompt, **options).completion()
+        return self.stream(prompt, **for_whole_answer(options)).completion()
 
     def stream(self, prompt: str | None = None, **options: Unpack[Options]) -> Stream:
         """The answer as it is generated; sends the request at once. Raises OutriderError."""

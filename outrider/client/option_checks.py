@@ -163,5 +163,6 @@ _CHECKS: dict[str, Check] = {
     "references": _texts,
     "edit": _flag,
     "policy": _text,
+    "message_interval_ms": _whole(0, 2**32),
     "timeout": _seconds,
 }

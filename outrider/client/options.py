@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict
 
 from outrider.client.option_checks import check_options
 from outrider.v1 import common_pb2, generation_pb2
-from outrider.wire.codec import grammar_to_wire, logprobs_to_wire
+from outrider.wire.codec import WHOLE_INTERVAL_MS, grammar_to_wire, logprobs_to_wire
 from outrider.wire.criteria import criterion_of
 from speculative.errors import InvalidRequest
 from speculative.grammar import Grammar, GrammarKind
@@ -93,8 +93,16 @@ class Options(TypedDict, total=False):
     whole prompt if it has none."""
     policy: str | None
     """How far drafts go: a policy's name, or name:number; default: as each source's settings say."""
+    message_interval_ms: int | None
+    """Least milliseconds between two messages of the answer, which then hold more tokens each and cost less.
+    Default: 0 for `stream`, which is a message a round, and 200 for `generate`."""
     timeout: float | None
     """Seconds for the whole request, above 0, after which Unavailable is raised. Default: no limit."""
+
+
+def for_whole_answer(options: Options) -> Options:
+    """The options of a request of which only the whole answer is wanted: its tokens come in few messages."""
+    return {"message_interval_ms": WHOLE_INTERVAL_MS, **options}
 
 
 def build_request(prompt: str | None, options: Options) -> generation_pb2.GenerateRequest:
@@ -131,6 +139,7 @@ def build_request(prompt: str | None, options: Options) -> generation_pb2.Genera
             n=options.get("n"),
             logprobs=_logprobs(options),
             grammar=_grammar(options),
+            message_interval_ms=options.get("message_interval_ms") or 0,
         )
         if prompt is not None:
             start.text = prompt

@@ -72,6 +72,7 @@ class GenerateStart(_message.Message):
     ENDED_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
+    MESSAGE_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """The client's tenant; see SessionKey.tenant. Default: the key's tenant, or `default` if no keys are
     configured.
@@ -102,6 +103,10 @@ class GenerateStart(_message.Message):
     """
     seen_epoch: _builtins.int
     """With `have`: the highest epoch of this session that the client has seen; default 0."""
+    message_interval_ms: _builtins.int
+    """Least milliseconds between two messages of a choice's tokens, but for its first and last tokens; at most
+    10,000. Default 0: a message a round. Many tokens in one message cost less than one each. Excludes `device`.
+    """
     @_builtins.property
     def ids(self) -> Global___TokenIds:
         """Used unchanged."""
@@ -166,10 +171,11 @@ class GenerateStart(_message.Message):
         ended: _abc.Iterable[_builtins.int] | None = ...,
         grammar: _common_pb2.Grammar | None = ...,
         device: Global___DeviceOffer | None = ...,
+        message_interval_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_n", b"_n", "_seed", b"_seed", "device", b"device", "grammar", b"grammar", "ids", b"ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_n", b"_n", "_seed", b"_seed", "device", b"device", "ended", b"ended", "grammar", b"grammar", "have", b"have", "ids", b"ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "model", b"model", "n", b"n", "prompt", b"prompt", "resumable", b"resumable", "return_prompt_ids", b"return_prompt_ids", "sampling", b"sampling", "seed", b"seed", "seen_epoch", b"seen_epoch", "session", b"session", "speculation", b"speculation", "stop", b"stop", "tenant", b"tenant", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_n", b"_n", "_seed", b"_seed", "device", b"device", "ended", b"ended", "grammar", b"grammar", "have", b"have", "ids", b"ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "message_interval_ms", b"message_interval_ms", "model", b"model", "n", b"n", "prompt", b"prompt", "resumable", b"resumable", "return_prompt_ids", b"return_prompt_ids", "sampling", b"sampling", "seed", b"seed", "seen_epoch", b"seen_epoch", "session", b"session", "speculation", b"speculation", "stop", b"stop", "tenant", b"tenant", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015

@@ -479,12 +479,17 @@ class Cursor(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
+    INTERVAL_MS_FIELD_NUMBER: _builtins.int
     alias: _builtins.int
     """Chosen by the reader, unique on this stream."""
     epoch: _builtins.int
     """As in Open; an older epoch is answered with code 10."""
     position: _builtins.int
     """Number of tokens that the reader has, prompt included."""
+    interval_ms: _builtins.int
+    """Least milliseconds between two entries of this session, but for its first and last tokens; 0: an entry a round.
+    Tokens may rest longer while a step lasts longer.
+    """
     @_builtins.property
     def key(self) -> _common_pb2.SessionKey:
         """The session to read."""
@@ -496,10 +501,11 @@ class Cursor(_message.Message):
         key: _common_pb2.SessionKey | None = ...,
         epoch: _builtins.int = ...,
         position: _builtins.int = ...,
+        interval_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alias", b"alias", "epoch", b"epoch", "key", b"key", "position", b"position"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alias", b"alias", "epoch", b"epoch", "interval_ms", b"interval_ms", "key", b"key", "position", b"position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from outrider.client.completions import CompletionBuilder, Logprob
-from outrider.client.options import Options, build_request
+from outrider.client.options import Options, build_request, for_whole_answer
 from outrider.v1.generation_pb2 import GenerateResponse
 from speculative.errors import InvalidRequest, OutriderError, Unavailable
 
@@ -75,6 +75,8 @@ def test_one_stop_string_is_one_stop_string() -> None:
         ("x", {"model": 5}, "model is 5; it must be a string"),
         ("x", {"logit_bias": [(1, 2.0)]}, "logit_bias is [(1, 2.0)]; it must be token ids"),
         ("x", {"logit_bias": {1: "much"}}, "logit_bias of id 1 is 'much'"),
+        ("x", {"message_interval_ms": -1}, "message_interval_ms is -1; it must be a whole number"),
+        ("x", {"message_interval_ms": 0.5}, "message_interval_ms is 0.5"),
         ("x", {"timeout": 0}, "timeout is 0; it must be a number of seconds above 0"),
         ("x", {"timeout": -1}, "timeout is -1"),
         ("x", {"timeout": 1e30}, "timeout is 1e+30"),
@@ -100,6 +102,14 @@ def test_an_invalid_option_is_refused(prompt: Any, options: Any, says: str) -> N
 def test_none_is_the_default_of_every_option() -> None:
     nothing: Any = dict.fromkeys(Options.__annotations__) | {"speculation": True}
     assert build_request("x", nothing) == build_request("x", Options())
+
+
+def test_an_answer_that_is_wanted_whole_comes_in_few_messages_unless_the_caller_says_otherwise() -> None:
+    for options, interval in ((Options(), 200), (Options(message_interval_ms=5), 5)):
+        start = build_request("x", for_whole_answer(options)).start
+        assert start.message_interval_ms == interval
+    for plain in (Options(), for_whole_answer(Options(message_interval_ms=None))):
+        assert build_request("x", plain).start.message_interval_ms == 0
 
 
 def test_one_source_is_one_source() -> None:

@@ -100,6 +100,8 @@ class FakeVerifier(VerifierServicer):
     """The fields of Open that it lists; empty: it is older than the list."""
     fault: verifier_pb2.Committed | None = None
     """Sent in place of what was committed."""
+    intervals_ms: list[int] = field(default_factory=list)
+    """The interval of each cursor, in order."""
 
     @guarded
     async def Describe(self, request: Any, context: Any) -> verifier_pb2.VerifierDescription:
@@ -194,6 +196,7 @@ class FakeVerifier(VerifierServicer):
         with contextlib.suppress(Exception):
             async for request in requests:
                 cursors.update({cursor.alias: cursor for cursor in request.add})
+                self.intervals_ms += [cursor.interval_ms for cursor in request.add]
                 for alias in request.drop:
                     cursors.pop(alias, None)
 

@@ -2,12 +2,14 @@
 
 A beat wakes every reader that has news, and so does a new cursor. A reader then collects what lies
 between each of its cursors and the committed length into one message, and collects again only when the stream
-has taken that message. A reader without news gets at most one beat, or one notice, per `quiet_s`, which grows
-from QUIET_S to MOST_QUIET_S with the number of readers: a message costs the event loop 0.1 to 0.2 ms, and a
-peer may hold many streams.
+has taken that message. A cursor with an interval has news only once the interval or the session is over.
+A reader without news gets at most one beat, or one notice, per `quiet_s`, which grows from QUIET_S to
+MOST_QUIET_S with the number of readers: a message costs the event loop 0.1 to 0.2 ms, and a peer may hold
+many streams.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import islice
@@ -29,10 +31,10 @@ from verifier_service.sessions.table import SessionTable, SessionView
 
 WATCH_BOUNDS = Bounds(
     most_bytes=4 * BATCH_BYTES,
-    most_fields=20 * BATCH_ENTRIES,
+    most_fields=22 * BATCH_ENTRIES,
     because="an orchestrator sends cursors in batches",
 )
-"""Bounds of a WatchRequest: MOST_ADDED cursors have at most nine values each."""
+"""Bounds of a WatchRequest: MOST_ADDED cursors have at most ten values each."""
 MOST_ADDED = 2 * BATCH_ENTRIES
 """The most cursors that one request may add: four times what an orchestrator sends in one."""
 MOST_DROPPED = 4 * BATCH_ENTRIES
@@ -80,23 +82,29 @@ def request_pieces(message: verifier_pb2.WatchRequest) -> Iterator[verifier_pb2.
 class _SessionCursor:
     """One reader's place in one session. A ViewCursor."""
 
-    __slots__ = ("alias", "behind", "done", "position", "reader", "view")
+    __slots__ = ("alias", "behind", "done", "due_s", "interval_s", "position", "reader", "view")
 
-    def __init__(self, reader: "WatchReader", alias: int, view: SessionView, position: int) -> None:
+    def __init__(
+        self, reader: "WatchReader", alias: int, view: SessionView, position: int, interval_s: float
+    ) -> None:
         self.reader = reader
         self.alias = alias
         self.view = view
         self.position = position
+        self.interval_s = interval_s
+        self.due_s = 0.0
+        """When the next message may go out, in seconds of the monotonic clock; ends go out at once."""
         self.done = False
         self.behind = False
 
     def updated(self) -> None:
-        self.reader.mark_updated(self.alias)
+        rests = self.interval_s and self.view.finish is None
+        self.reader.mark_updated(self.alias, self.due_s if rests else 0.0)
 
     def superseded(self) -> None:
         self.reader.supersede(self.alias, f"session {self.view.key} was taken over under a higher epoch")
 
-    def collect(self) -> verifier_pb2.Committed | None:
+    def collect(self, now: float) -> verifier_pb2.Committed | None:
         """A message with the tokens since the last call, or the session's end; None if nothing is new.
 
         Where there are too many tokens for one message, `behind` is true afterwards.
@@ -116,7 +124,7 @@ class _SessionCursor:
             rounds=view.rounds,
             admitted=view.admitted,
         )
-        self.position = end
+        self.position, self.due_s = end, now + self.interval_s
         if view.finish is not None and not self.behind:
             self.done = True
             message.finished = finish_to_wire(view.finish.reason)
@@ -135,6 +143,10 @@ class WatchReader:
         """By the peer's alias of the session."""
         self._updated: set[int] = set()
         """Aliases of the sessions that have something new."""
+        self._resting: dict[int, float] = {}
+        """By alias of sessions that have something new: when the message about it is due."""
+        self._next_due_s = math.inf
+        """The earliest of these times, or one before it."""
         self._later: set[int] = set()
         """Aliases of the sessions of which a message under way holds a part."""
         self._notices: dict[int, verifier_pb2.Committed] = {}
@@ -155,17 +167,25 @@ class WatchReader:
             self._add(cursor)
 
     def wake(self) -> None:
-        """Has the reader collect and send a message."""
+        """Has the reader collect and send a message, with what rests, too."""
+        self._end_rests(math.inf)
         self._wake.set()
 
     def wake_if_due(self, now: float) -> None:
         """Wakes a reader that has news, or whose last message is old enough."""
+        if now >= self._next_due_s:
+            self._end_rests(now)
         if self._updated or now - self._told_at >= self._readers.quiet_s:
             self._wake.set()
 
-    def mark_updated(self, alias: int) -> None:
-        """Marks a session that has something new, for the next message."""
-        self._updated.add(alias)
+    def mark_updated(self, alias: int, due_s: float = 0.0) -> None:
+        """Marks a session that has something new, for the next message, or the next one from `due_s` on."""
+        if due_s > time.monotonic():
+            self._resting[alias] = due_s
+            self._next_due_s = min(self._next_due_s, due_s)
+        else:
+            self._resting.pop(alias, None)
+            self._updated.add(alias)
 
     def supersede(self, alias: int, message: str) -> None:
         """Ends a cursor whose session was taken over, with a last message that says so.
@@ -194,6 +214,8 @@ class WatchReader:
             if self._failure is not None:
                 raise self._failure
             closed = self._readers.closed
+            if closed:
+                self._end_rests(math.inf)
             yield self._collect()
             # A slow peer takes a message long after: what came meanwhile goes out, too.
             ended = closed and not (self._updated or self._notices)
@@ -227,7 +249,8 @@ class WatchReader:
                 alias, CommittedCode.TAKEN_OVER, f"session {view.key} was taken over under epoch {newer}"
             )
         else:
-            self._cursors[alias] = _SessionCursor(self, alias, view, cursor.position)
+            interval_s = cursor.interval_ms / 1000
+            self._cursors[alias] = _SessionCursor(self, alias, view, cursor.position, interval_s)
             view.add_cursor(self._cursors[alias])
             self._readers.on_read(view)
             self._updated.add(alias)
@@ -236,8 +259,16 @@ class WatchReader:
     def _cursors_in(self, view: SessionView) -> int:
         return sum(isinstance(other, _SessionCursor) and other.reader is self for other in view.cursors)
 
+    def _end_rests(self, now: float) -> None:
+        """Marks the resting sessions whose messages are due for the next message."""
+        due = {alias for alias, due_s in self._resting.items() if due_s <= now}
+        self._updated |= due
+        self._resting = {alias: due_s for alias, due_s in self._resting.items() if alias not in due}
+        self._next_due_s = min(self._resting.values(), default=math.inf)
+
     def _forget(self, alias: int) -> None:
         self._updated.discard(alias)
+        self._resting.pop(alias, None)
         self._notices.pop(alias, None)
         cursor = self._cursors.pop(alias, None)
         if cursor is not None:
@@ -268,7 +299,7 @@ class WatchReader:
         count = size = 0
         while self._updated and count < IDS_PER_MESSAGE and size < BATCH_BYTES:
             alias = self._updated.pop()
-            if (cursor := self._cursors.get(alias)) and (committed := cursor.collect()):
+            if (cursor := self._cursors.get(alias)) and (committed := cursor.collect(self._told_at)):
                 response.committed.append(committed)
                 count += len(committed.ids) + 64
                 size += committed.ByteSize()

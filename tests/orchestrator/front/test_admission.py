@@ -55,6 +55,11 @@ def target(name: str) -> TargetModel:
         ({"sampling": {"min_tokens": 62}}, "min_tokens is 62, but at most 61"),
         ({"sampling": {"stop_ids": [5, 96]}}, "stop_ids has 96; ids are below 96"),
         ({"sampling": {"stop_ids": range(65)}}, "stop_ids has 65 ids; give at most 64"),
+        ({"message_interval_ms": 10_001}, "message_interval_ms is 10001; at most 10000 are possible"),
+        (
+            {"message_interval_ms": 200, "device": {}},
+            "message_interval_ms is 200, but a device drafts, which needs tokens at once: leave one",
+        ),
         ({"n": 0}, "n is 0; 1 to 16"),
         ({"n": -1}, "n is -1; 1 to 16"),
         ({"n": 17}, "n is 17; 1 to 16"),

@@ -54,6 +54,16 @@ async def test_the_verifier_gets_the_options_that_the_client_asked_for(world: An
     assert [(source.name, source.address) for source in message.sources] == [("lookup", "")]
 
 
+async def test_an_answer_that_is_wanted_whole_asks_the_verifier_for_few_messages(world: Any) -> None:
+    verifier = await world.verifier()
+    front = await world.ready(await world.front([verifier.address]))
+    whole = await front.client.generate(ids=[5, 6, 7], max_tokens=20)
+    streamed = await front.client.stream(ids=[5, 6, 7], max_tokens=20).completion()
+    await front.client.stream(ids=[5, 6, 7], max_tokens=20, message_interval_ms=30).completion()
+    assert whole.ids == streamed.ids == expected(3, 20)
+    assert verifier.intervals_ms == [200, 0, 30]
+
+
 async def test_what_the_client_leaves_out_is_chosen_and_said(world: Any) -> None:
     verifier = await world.verifier()
     front = await world.ready(await world.front([verifier.address]))

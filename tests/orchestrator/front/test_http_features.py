@@ -108,6 +108,17 @@ async def test_a_schema_that_a_verifier_refuses_is_named_as_the_body_names_it(
             assert refused.value.param == field
 
 
+async def test_only_a_stream_gets_a_message_a_round(world: World, table: TokenTable) -> None:
+    async with asking(world, table) as (client, verifier, _):
+        for stream in (False, True):
+            answer: Any = await client.completions.create(
+                model="toy", prompt="abc", max_tokens=20, stream=stream
+            )
+            if stream:
+                assert len([event async for event in answer]) > 5
+    assert verifier.intervals_ms == [200, 0]
+
+
 @pytest.mark.parametrize("kind", ["completions", "chat"])
 async def test_a_stream_goes_on_where_its_verifier_is_lost(
     world: World, table: TokenTable, kind: str

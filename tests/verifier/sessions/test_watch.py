@@ -231,6 +231,59 @@ async def test_a_stream_that_ends_while_its_peer_is_slow_tells_all_that_came_mea
     assert sorted(told) == [0, 1, 2]
 
 
+async def entries_until(call: Any, enough: Callable[[list[verifier_pb2.Committed]], bool]) -> list[Any]:
+    """The entries of a stream until there are enough."""
+    found: list[verifier_pb2.Committed] = []
+    async with asyncio.timeout(60):
+        async for response in call:
+            found += response.committed
+            if enough(found):
+                return found
+    raise AssertionError("the stream ended")
+
+
+async def test_a_cursor_with_an_interval_gets_few_entries_and_its_first_and_last_tokens_at_once() -> None:
+    target = NgramLM()
+    target.step_s = 0.004
+    async with serving(target) as verifier:
+        request = verifier.request([1, 2], new=100)
+        seldom = cursor(request, 2, alias=1)
+        seldom.interval_ms = 150
+        often = cursor(request, 2, alias=2)
+        await verifier.open(request)
+        call = verifier.stub.Watch()
+        await call.write(verifier_pb2.WatchRequest(add=[seldom, often]))
+        began = time.monotonic()
+        entries = await entries_until(call, lambda found: sum(bool(one.finished) for one in found) == 2)
+        most = (time.monotonic() - began) / 0.15 + 2
+    by_alias = {alias: [one for one in entries if one.alias == alias] for alias in (1, 2)}
+    first, *_, last = by_alias[1]
+    assert len(by_alias[1]) <= most < 40 < len(by_alias[2])
+    assert len(first.ids) < 10
+    assert last.finished
+    ids = [[id_ for one in of for id_ in one.ids] for of in by_alias.values()]
+    assert ids[0] == ids[1]
+    assert len(ids[0]) == 100
+
+
+async def test_a_verifier_that_drains_tells_the_tokens_that_rest() -> None:
+    target = NgramLM(max_length=2048)
+    target.step_s = 0.004
+    async with serving(target) as verifier:
+        request = verifier.request([1, 2], new=1000)
+        slow = cursor(request, 2)
+        slow.interval_ms = 10_000
+        await verifier.open(request)
+        call = verifier.stub.Watch()
+        await call.write(verifier_pb2.WatchRequest(add=[slow]))
+        first = await entries_until(call, lambda found: bool(found))
+        await eventually(lambda: verifier.metric("rounds_total") > 20)
+        verifier.server._readers.drain()
+        rest = await entries_until(call, lambda found: bool(found))
+    assert rest[0].position == first[0].position + len(first[0].ids)
+    assert len(rest[0].ids) > 10
+
+
 async def test_a_peer_that_reads_no_notices_loses_its_stream_and_nobody_elses_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
