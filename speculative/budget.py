@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 StepCost = Callable[[int], float]
 """Milliseconds of a step, as a function of its rows."""
 
+FEW = 64
+"""Number of nodes up to which lists take less time than arrays."""
+
 _RISE = 1.0 + 1e-9
 """Factor that more nodes must gain at least: rounding is no gain."""
 
@@ -35,7 +38,10 @@ def allot(
         costs: the step's cost in ms, above 0, by how many nodes the step has: of none, of one, up to all.
         least_gain: share by which nodes have to raise the tokens per millisecond above those without nodes.
     """
-    pooled = np.fromiter(chain.from_iterable(survivals), np.float64, sum(map(len, survivals)))
+    count = sum(map(len, survivals))
+    if count <= FEW:
+        return _allot_few(survivals, committing, costs, least_gain)
+    pooled = np.fromiter(chain.from_iterable(survivals), np.float64, count)
     # A stable sort: of equal survivals, those of the first session come first.
     order = np.argsort(-pooled, kind="stable")[: np.count_nonzero(pooled > 0)]
     expected = np.cumsum(np.concatenate(([float(committing)], pooled[order])))
@@ -48,6 +54,28 @@ def allot(
         return [0] * len(survivals)
     owners = np.repeat(np.arange(len(survivals)), [len(nodes) for nodes in survivals])
     counted: list[int] = np.bincount(owners[order[:admitted]], minlength=len(survivals)).tolist()
+    return counted
+
+
+def _allot_few(
+    survivals: Sequence[Sequence[float]],
+    committing: int,
+    costs: Sequence[float] | NDArray[np.float64],
+    least_gain: float,
+) -> list[int]:
+    """The same as `allot`, without arrays."""
+    nodes = [(-each, owner) for owner, own in enumerate(survivals) for each in own if each > 0]
+    nodes.sort()  # of equal survivals, those of the first session come first
+    expected = float(committing)
+    rates = [expected / costs[0]]
+    for (survival, _), cost in zip(nodes, costs[1:], strict=False):
+        expected -= survival
+        rates.append(expected / cost)
+    best, counted = max(rates), [0] * len(survivals)
+    admitted = next(at for at, rate in enumerate(rates) if rate * _RISE >= best)
+    if rates[admitted] >= rates[0] * (1.0 + least_gain):
+        for _, owner in nodes[:admitted]:
+            counted[owner] += 1
     return counted
 
 

@@ -79,3 +79,18 @@ def test_of_stairs_the_least_survival_sees_the_slope_and_not_the_tread() -> None
 def test_without_nodes_or_sessions_nothing_is_allotted() -> None:
     assert allot([], committing=0, costs=[1.0]) == []
     assert allot([[], []], committing=2, costs=[1.0]) == [0, 0]
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_few_nodes_are_allotted_as_many_are(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = Random(seed)
+    grid = (0.0, 0.1, 0.25, 0.5, 1.0)  # so that ties come, and nodes that are worth nothing
+    survivals = [
+        sorted((random.choice(grid) for _ in range(random.randint(0, 6))), reverse=True) for _ in range(4)
+    ]
+    most = sum(map(len, survivals))
+    costs = [5.0 + sum(random.choice((0.0, 0.1, 0.5, 3.0)) for _ in range(n)) for n in range(most + 1)]
+    committing, least_gain = random.randint(1, 4), random.choice((0.0, 0.08))
+    few = allot(survivals, committing, costs, least_gain)
+    monkeypatch.setattr("speculative.budget.FEW", -1)
+    assert few == allot(survivals, committing, costs, least_gain)

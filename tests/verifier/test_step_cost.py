@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 
 from outrider.lm.step_profile import StepProfile
+from verifier_service.engine.draft_budget import DecodingCost
 from verifier_service.engine.step_cost import StepCostModel
 
 PROFILE = {1: 7.0, 4: 8.0, 8: 9.5, 16: 12.0}
@@ -25,6 +26,22 @@ def test_a_larger_step_is_never_expected_to_be_faster() -> None:
     costs = StepCostModel({1: 7.0, 2: 6.5, 4: 8.0, 8: 7.9})
     times = [costs.expected_ms(rows) for rows in range(1, 40)]
     assert all(more >= fewer - 1e-9 for fewer, more in pairwise(times))
+
+
+@pytest.mark.parametrize("prefilled", [0, 3])
+def test_a_range_of_sizes_costs_what_each_size_costs(prefilled: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = StepCostModel(PROFILE, session_ms=0.5)
+    for rows, nodes in ((1, 0), (5, 4), (9, 8)) * 5:
+        costs.record(rows, 1.1 * PROFILE[1])
+        costs.record_overhead(0.3 + 0.01 * nodes, 1, nodes)
+    cost = DecodingCost(costs, bare=4, prefilled=prefilled, sessions=2, depth=100.0)
+    each = [cost(rows) for rows in range(4, 30)]
+    few = cost.between(4, 30)
+    monkeypatch.setattr("verifier_service.engine.step_cost.FEW", -1)
+    many = cost.between(4, 30)
+    assert isinstance(few, list)
+    assert not isinstance(many, list)
+    assert few == list(many) == pytest.approx(each)
 
 
 def test_sessions_cost_beside_their_rows() -> None:

@@ -59,10 +59,14 @@ class DecodingCost:
         step_ms = self._curve(rows) + self._node_ms * (rows - self._bare)
         return max(step_ms - self._prompts_ms, _LEAST_MS) if self._prompts_ms else step_ms
 
-    def between(self, low: int, high: int) -> NDArray[np.float64]:
-        """The cost in steps of `low` up to `high - 1` rows."""
-        step_ms = self._curve.between(low, high) + self._node_ms * (np.arange(low, high) - self._bare)
-        return np.maximum(step_ms - self._prompts_ms, _LEAST_MS) if self._prompts_ms else step_ms
+    def between(self, low: int, high: int) -> list[float] | NDArray[np.float64]:
+        """The cost in steps of `low` up to `high - 1` rows; a list of few."""
+        step_ms, node_ms, nodes = self._curve.between(low, high), self._node_ms, low - self._bare
+        if not isinstance(step_ms, list):
+            step_ms = step_ms + node_ms * np.arange(nodes, nodes + high - low)
+            return np.maximum(step_ms - self._prompts_ms, _LEAST_MS) if self._prompts_ms else step_ms
+        step_ms = [ms + node_ms * count for count, ms in enumerate(step_ms, nodes)]
+        return [max(ms - self._prompts_ms, _LEAST_MS) for ms in step_ms] if self._prompts_ms else step_ms
 
 
 class StepYield(NamedTuple):

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.lm.step_profile import StepProfile
+from speculative.budget import FEW
 
 _SCALE_WEIGHT = 0.2
 _SIZE_WEIGHT = 0.05
@@ -254,10 +255,13 @@ class StepCurve:
         """The ms of a step of `rows` input tokens, at least 1."""
         return float(self.alone_ms(rows)[rows]) * self.scale + self.row_ms * rows + self.fixed_ms
 
-    def between(self, low: int, high: int) -> NDArray[np.float64]:
-        """The ms of steps of `low` up to `high - 1` rows."""
-        alone = self.alone_ms(high)[low:high] * self.scale
-        return alone + (self.row_ms * np.arange(low, high) + self.fixed_ms)
+    def between(self, low: int, high: int) -> list[float] | NDArray[np.float64]:
+        """The ms of steps of `low` up to `high - 1` rows; a list of few."""
+        alone = self.alone_ms(high)[low:high]
+        if high - low > FEW:
+            return alone * self.scale + (self.row_ms * np.arange(low, high) + self.fixed_ms)
+        scale, row_ms, fixed_ms = self.scale, self.row_ms, self.fixed_ms
+        return [ms * scale + (row_ms * rows + fixed_ms) for rows, ms in enumerate(alone.tolist(), low)]
 
 
 def _place(rows: int) -> tuple[int, float]:
