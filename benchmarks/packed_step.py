@@ -26,6 +26,7 @@ from benchmarks.peers.llama_server import find_program
 from benchmarks.shared.bandwidth import cache_bytes, read_seconds
 from benchmarks.shared.envelope import command_line, print_result, settings_of
 from outrider.lm.autotune.products import TunedProduct
+from outrider.lm.autotune.threads import PassThreads
 from outrider.lm.compiled.panels import smallest_panels
 from outrider.lm.linear import PackedLinear
 from outrider.lm.load.check import Trial
@@ -97,6 +98,7 @@ def compiled_twin(settings: argparse.Namespace, eager: Case) -> tuple[PackedLM, 
     lm.take_compiled()
     if lm.compiler is None or lm.compiled is None:
         raise SystemExit("passes cannot be compiled here; the warning above says why")
+    lm.compiled.threads = PassThreads(settings.threads)  # for passes of any number of rows
     figures = {
         "seconds": round(lm.compiler.seconds, 1),
         "eager_ms": round(alone_ms, 3),
@@ -299,13 +301,22 @@ class LlamaPasses:
 
 @contextlib.contextmanager
 def llama_passes(settings: argparse.Namespace) -> Iterator[LlamaPasses]:
-    """Passes of llama.cpp over the model that the settings name; none without a model or the program."""
+    """Passes of llama.cpp over the model that the settings name; none without a model or the program.
+
+    A program that is merely on PATH is left out where the model cannot be converted; exits where the flag
+    names the program.
+    """
     program = find_program(settings.llama_bench, PROGRAM)
     with contextlib.ExitStack() as held:
         files: Mapping[str, Path] = {}
         if settings.model and program:
-            require_gguf(program)
-            files = held.enter_context(target_files(settings.model))
+            try:
+                require_gguf(program)
+                files = held.enter_context(target_files(settings.model))
+            except (SystemExit, ValueError) as error:
+                if settings.llama_bench:
+                    raise SystemExit(f"--{PROGRAM}: {error}") from error
+                print(f"without {PROGRAM}: {error}", file=sys.stderr)
         yield LlamaPasses(program, files, settings.threads)
 
 
@@ -324,6 +335,14 @@ def main() -> None:
         "--busy", type=int, default=0, help="processes beside which compiled passes are timed again"
     )
     settings = parser.parse_args()
+    if settings.llama_bench and not settings.model:
+        parser.error(f"--{PROGRAM} is given without --model: llama.cpp reads the model of a folder")
+    with llama_passes(settings) as llama:
+        measure_all(settings, llama)
+
+
+def measure_all(settings: argparse.Namespace, llama: LlamaPasses) -> None:
+    """Measures all cases, and prints the table and the result."""
     torch.set_num_threads(settings.threads)
     started = time.perf_counter()
     lm, theirs = loaded(settings.model, settings.threads) if settings.model else random_pair(settings.layers)
@@ -340,11 +359,10 @@ def main() -> None:
         compiled_floor = floor_of(weight_bytes(products, as_compiled=True))
         compiled = {f"compiled_1x{rows}": packed_pass(twin, 1, rows) for rows in ROWS}
         compiled |= {f"compiled_{count}x{rows}": packed_pass(twin, count, rows) for count, rows in SHAPES}
-    with llama_passes(settings) as llama:
-        llama.measure(max(1, settings.repeats // 2))
-        # Apart: eager passes leave threads that spin, and a service with compiled passes runs no eager ones.
-        medians = measure(cases, settings.repeats) | measure(compiled, settings.repeats)
-        llama.measure(max(1, settings.repeats // 2))
+    llama.measure(max(1, settings.repeats // 2))
+    # Apart: eager passes leave threads that spin, and a service with compiled passes runs no eager ones.
+    medians = measure(cases, settings.repeats) | measure(compiled, settings.repeats)
+    llama.measure(max(1, settings.repeats // 2))
     medians |= llama.medians()
     some = {name: once for name, once in compiled.items() if name in BUSY_CASES}
     over_floor = over_floors(medians, floor, compiled_floor)

@@ -7,3 +7,5 @@ MAX_LARK_BYTES = 65_536
 MAX_CHOICE_TEXTS = 1_024
 MAX_CHOICE_BYTES = 65_536
 """Most bytes of all texts of a choice together, as a JSON array."""
+MAX_INTERVAL_MS = 10_000
+"""The most milliseconds between two messages that a client can ask for."""

@@ -21,7 +21,6 @@ from outrider.tokens import TokenTable, TooManyTokens
 from outrider.v1 import generation_pb2
 from outrider.wire.codec import (
     MAX_CHOICES,
-    MAX_INTERVAL_MS,
     SessionKey,
     checked_session,
     checked_tenant,
@@ -35,6 +34,7 @@ from speculative.errors import IdsNeeded, InvalidRequest, Unavailable, UnknownMo
 from speculative.grammar import Grammar
 from speculative.hashing import prefix_hash
 from speculative.params import SEED_BITS, SamplingParams
+from speculative.request_bounds import MAX_INTERVAL_MS
 from speculative.stop import stop_bytes
 
 IDS_AT_ONCE = 1 << 16

@@ -10,6 +10,7 @@ from numbers import Integral, Real
 from typing import Any, TypeGuard
 
 from speculative.errors import InvalidRequest
+from speculative.request_bounds import MAX_INTERVAL_MS
 
 LONGEST_S = 1e9
 """The longest timeout of a request, in seconds: the most that gRPC can count."""
@@ -163,6 +164,6 @@ _CHECKS: dict[str, Check] = {
     "references": _texts,
     "edit": _flag,
     "policy": _text,
-    "message_interval_ms": _whole(0, 2**32),
+    "message_interval_ms": _whole(0, MAX_INTERVAL_MS + 1),
     "timeout": _seconds,
 }

@@ -95,14 +95,17 @@ class Options(TypedDict, total=False):
     """How far drafts go: a policy's name, or name:number; default: as each source's settings say."""
     message_interval_ms: int | None
     """Least milliseconds between two messages of the answer, which then hold more tokens each and cost less.
-    Default: 0 for `stream`, which is a message a round, and 200 for `generate`."""
+    Default: 0 for `stream`, which is a message a round, and 200 for `generate`. A device that drafts gets a
+    message a round."""
     timeout: float | None
     """Seconds for the whole request, above 0, after which Unavailable is raised. Default: no limit."""
 
 
 def for_whole_answer(options: Options) -> Options:
     """The options of a request of which only the whole answer is wanted: its tokens come in few messages."""
-    return {"message_interval_ms": WHOLE_INTERVAL_MS, **options}
+    if options.get("message_interval_ms") is not None:
+        return options
+    return {**options, "message_interval_ms": WHOLE_INTERVAL_MS}
 
 
 def build_request(prompt: str | None, options: Options) -> generation_pb2.GenerateRequest:

@@ -82,6 +82,7 @@ def offer(
         # Rounds that should wait for drafts do so from the first, not from a round trip later.
         request.offered_wait_ms = controller.decision.wait_ms
         start.device.SetInParent()
+        start.ClearField("message_interval_ms")  # the device drafts from each round's tokens
         start.device.wait_ms = request.offered_wait_ms
         return DraftedOffer(message, request)
     _leave_out_the_device(start.speculation)

@@ -163,11 +163,11 @@ class PackedLM:
         """Loads a Hugging Face folder or id; checks that packed passes compute what the model's forward does.
 
         ``device`` and ``dtype`` may be ``auto`` (`outrider.lm.device.placement`); without ``kv_mb`` keys and
-        values get the memory of a GPU that is free after a trial of the largest step. ``threads`` compute in
-        the whole process; on the CPU, a measurement chooses within bounds. Each rank of a ``rank_group`` gets
-        its part of the model; all ranks make the same call. ``guest`` is the room that a drafting layer wants
-        beside the model's keys and values. ``cache_dir`` keeps measured times of kernels; None: they stay in
-        this process. ``part`` says which layers are kept; None: all. `weight_only` has the ``weight_dtype``.
+        values get the memory of a GPU that is free after a trial of the largest step. ``threads``: torch's
+        number for the whole process, or bounds of a measurement on the CPU. Each rank of a ``rank_group``
+        gets its part of the model; all ranks make the same call. ``guest`` is the room that a drafting layer
+        wants beside keys and values. ``cache_dir`` keeps times of kernels; None: this process keeps them.
+        ``part`` says which layers are kept; None: all. ``weight_dtype``: see `weight_only`.
 
         Raises InvalidRequest if there is no such model, layer or device, ModelRefused (naming the model type)
         if the model cannot be served exactly, or not to the bit under the ``deterministic`` profile, or not

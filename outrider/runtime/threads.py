@@ -39,13 +39,13 @@ def most_threads(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def most_helped_threads() -> int:
-    """The most threads of compiled passes that `auto` chooses: all cores, but one under a quota.
+    """The most threads of compiled passes that `auto` chooses: all cores; under a quota as in eager passes.
 
     Threads beyond the first compute on idle cores alone, which takes nothing from others. A quota is used up
     by any thread.
     """
-    cores, limit = len(os.sched_getaffinity(0)), cpu_limit()
-    return cores if limit == cores else max(1, int(limit) - 1)
+    cores = len(os.sched_getaffinity(0))
+    return cores if cpu_limit() == cores else most_threads()
 
 
 def _quota(cgroup: Path) -> float | None:

@@ -487,8 +487,8 @@ class Cursor(_message.Message):
     position: _builtins.int
     """Number of tokens that the reader has, prompt included."""
     interval_ms: _builtins.int
-    """Least milliseconds between two entries of this session, but for its first and last tokens; 0: an entry a round.
-    Tokens may rest longer while a step lasts longer.
+    """Least milliseconds between two entries of this session, but for its first and last tokens; more than 10,000 count
+    as 10,000. 0: an entry a round. An entry may come a step later.
     """
     @_builtins.property
     def key(self) -> _common_pb2.SessionKey:

@@ -23,8 +23,6 @@ from speculative.stop import FinishReason
 
 MAX_NAME = 128
 MAX_CHOICES = 16
-MAX_INTERVAL_MS = 10_000
-"""The most milliseconds between two messages that a client can ask for."""
 WHOLE_INTERVAL_MS = 200
 """Milliseconds between two messages of an answer that nobody reads before its end. What was not sent when a
 verifier is lost is decoded again."""

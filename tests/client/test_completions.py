@@ -77,6 +77,7 @@ def test_one_stop_string_is_one_stop_string() -> None:
         ("x", {"logit_bias": {1: "much"}}, "logit_bias of id 1 is 'much'"),
         ("x", {"message_interval_ms": -1}, "message_interval_ms is -1; it must be a whole number"),
         ("x", {"message_interval_ms": 0.5}, "message_interval_ms is 0.5"),
+        ("x", {"message_interval_ms": 10_001}, "a whole number from 0 to 10000"),
         ("x", {"timeout": 0}, "timeout is 0; it must be a number of seconds above 0"),
         ("x", {"timeout": -1}, "timeout is -1"),
         ("x", {"timeout": 1e30}, "timeout is 1e+30"),
@@ -105,11 +106,11 @@ def test_none_is_the_default_of_every_option() -> None:
 
 
 def test_an_answer_that_is_wanted_whole_comes_in_few_messages_unless_the_caller_says_otherwise() -> None:
-    for options, interval in ((Options(), 200), (Options(message_interval_ms=5), 5)):
-        start = build_request("x", for_whole_answer(options)).start
+    for asked, interval in ((None, 200), (5, 5), (0, 0)):
+        start = build_request("x", for_whole_answer(Options(message_interval_ms=asked))).start
         assert start.message_interval_ms == interval
-    for plain in (Options(), for_whole_answer(Options(message_interval_ms=None))):
-        assert build_request("x", plain).start.message_interval_ms == 0
+    assert build_request("x", for_whole_answer(Options())).start.message_interval_ms == 200
+    assert build_request("x", Options()).start.message_interval_ms == 0
 
 
 def test_one_source_is_one_source() -> None:

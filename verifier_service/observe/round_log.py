@@ -168,9 +168,7 @@ class SessionLog:
         """Adds a round, and drops the oldest beyond `most`; returns by how many rounds the log grew."""
         self.rounds.append(record)
         if len(self.rounds) > TREES_OF_A_SESSION:
-            older = self.rounds[-1 - TREES_OF_A_SESSION]
-            if older.tree is not None and older.tree.tokens:
-                self.rounds[-1 - TREES_OF_A_SESSION] = older._replace(tree=None)
+            self.rounds[-1 - TREES_OF_A_SESSION] = self.rounds[-1 - TREES_OF_A_SESSION]._replace(tree=None)
         if len(self.rounds) <= most:
             return 1
         self._before = self.rounds.popleft().drafted

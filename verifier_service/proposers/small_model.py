@@ -72,6 +72,7 @@ def _load(config: ProposerConfig, target: PackedLM) -> "SmallModelProposer":
             "give one of the same vocabulary"
         )
     lm.capture_steps()
+    lm.most_helped = target.most_helped
     lm.compile_passes(config.passes, config.cache_dir)
     proposer = SmallModelProposer(lm, target.vocabulary_size)
     weakref.finalize(proposer, lm.close)  # ends a compiler that still runs when the verifier ends

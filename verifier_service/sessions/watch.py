@@ -26,6 +26,7 @@ from outrider.wire.codec import (
 from outrider.wire.incoming.message_stream import CommonSavings
 from outrider.wire.incoming.shape import BATCH_BYTES, BATCH_ENTRIES, Bounds
 from speculative.errors import InvalidRequest
+from speculative.request_bounds import MAX_INTERVAL_MS
 from speculative.stop import FinishReason
 from verifier_service.sessions.table import SessionTable, SessionView
 
@@ -166,9 +167,9 @@ class WatchReader:
             self._forget(cursor.alias)
             self._add(cursor)
 
-    def wake(self) -> None:
-        """Has the reader collect and send a message, with what rests, too."""
-        self._end_rests(math.inf)
+    def wake(self, until_s: float = math.inf) -> None:
+        """Has the reader collect and send a message, with what rests and is due until then."""
+        self._end_rests(until_s)
         self._wake.set()
 
     def wake_if_due(self, now: float) -> None:
@@ -180,7 +181,7 @@ class WatchReader:
 
     def mark_updated(self, alias: int, due_s: float = 0.0) -> None:
         """Marks a session that has something new, for the next message, or the next one from `due_s` on."""
-        if due_s > time.monotonic():
+        if due_s > time.monotonic() and not self._readers.ending:
             self._resting[alias] = due_s
             self._next_due_s = min(self._next_due_s, due_s)
         else:
@@ -194,6 +195,7 @@ class WatchReader:
         somebody else, and hears nothing of it.
         """
         del self._cursors[alias]
+        self._resting.pop(alias, None)
         try:
             self._notice(alias, CommittedCode.TAKEN_OVER, message)
         except InvalidRequest as error:
@@ -214,8 +216,6 @@ class WatchReader:
             if self._failure is not None:
                 raise self._failure
             closed = self._readers.closed
-            if closed:
-                self._end_rests(math.inf)
             yield self._collect()
             # A slow peer takes a message long after: what came meanwhile goes out, too.
             ended = closed and not (self._updated or self._notices)
@@ -249,7 +249,7 @@ class WatchReader:
                 alias, CommittedCode.TAKEN_OVER, f"session {view.key} was taken over under epoch {newer}"
             )
         else:
-            interval_s = cursor.interval_ms / 1000
+            interval_s = min(cursor.interval_ms, MAX_INTERVAL_MS) / 1000
             self._cursors[alias] = _SessionCursor(self, alias, view, cursor.position, interval_s)
             view.add_cursor(self._cursors[alias])
             self._readers.on_read(view)
@@ -299,6 +299,7 @@ class WatchReader:
         count = size = 0
         while self._updated and count < IDS_PER_MESSAGE and size < BATCH_BYTES:
             alias = self._updated.pop()
+            self._resting.pop(alias, None)
             if (cursor := self._cursors.get(alias)) and (committed := cursor.collect(self._told_at)):
                 response.committed.append(committed)
                 count += len(committed.ids) + 64
@@ -338,6 +339,11 @@ class WatchReaders:
         """Seconds between two messages of a stream without news."""
         return min(MOST_QUIET_S, max(QUIET_S, QUIET_READER_S * len(self._readers)))
 
+    @property
+    def ending(self) -> bool:
+        """Whether the worker drains or closes: no token rests any more."""
+        return self._draining or self.closed
+
     def open(self) -> WatchReader:
         """Adds the reader of a new stream; give the reader to `close` in the end."""
         reader = WatchReader(self)
@@ -356,10 +362,10 @@ class WatchReaders:
         """
         self.beat = verifier_pb2.Beat(step=step, expected_us=expected_us, draining=self._draining)
         self.step_s = expected_us * 1e-6 or self.step_s
-        if expected_us > LONG_US:
-            self._wake_all()
-            return
         now = time.monotonic()
+        if expected_us > LONG_US:
+            self._wake_all(now + expected_us * 1e-6)
+            return
         for reader in self._readers:
             reader.wake_if_due(now)
 
@@ -374,6 +380,6 @@ class WatchReaders:
         self.closed = True
         self._wake_all()
 
-    def _wake_all(self) -> None:
+    def _wake_all(self, until_s: float = math.inf) -> None:
         for reader in self._readers:
-            reader.wake()
+            reader.wake(until_s)

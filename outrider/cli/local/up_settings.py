@@ -57,8 +57,8 @@ class UpSettings(RoleSettings):
     """host:port of OpenAI's API over HTTP; port 0 picks any free port. Default: 127.0.0.1:8000, or the next
     port that is free."""
     threads: Annotated[int, Field(ge=1)] | None = None
-    """Compute threads of the verifier, and of the drafter. By default each measures how many of its share of
-    the cores to use."""
+    """Compute threads of the verifier, and of the drafter. By default each measures how many to use: of its
+    share of the cores for eager passes, of all cores for compiled ones."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number format in which the models compute; auto: the checkpoint's on a GPU, float32 on a CPU."""
     weight_dtype: Literal["auto", "bfloat16", "int8"] = "auto"

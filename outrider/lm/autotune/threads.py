@@ -34,6 +34,9 @@ _GAIN = 1.05
 _LARGE_S = 0.25
 """Duration of a pass of one row, in seconds, from which a model is large: it gains from every thread."""
 
+_LARGE_HELPED_S = 0.01
+"""The same of a compiled pass with one thread, whose helpers take nothing from others."""
+
 _LIMIT_S = 1.5
 """Longest time in which threads are measured, in seconds; the pass at hand is finished."""
 
@@ -68,14 +71,14 @@ class PassThreads:
     def chosen(cls, times: ThreadTimes, most: int) -> Self:
         """The fewest rows whose passes ``most`` threads speed up by 5 %, and those of more rows on average.
 
-        One thread where there are none.
+        Where none were timed that gain: more rows than any that were timed.
         """
         gains = {rows: alone / times[most][rows] for rows, alone in times[1].items() if rows in times[most]}
         for rows in sorted(gains):
             onwards = [gain for other, gain in gains.items() if other >= rows]
             if min(gains[rows], prod(onwards) ** (1 / len(onwards))) >= _GAIN:
                 return cls(most, rows)
-        return cls(1)
+        return cls(most, max(gains, default=0) + 1)
 
     def of(self, rows: int) -> int:
         """Threads of a pass of so many rows; 0: as many as torch has."""
@@ -96,8 +99,8 @@ def candidates(most: int) -> list[int]:
     return sorted({most, *powers}, reverse=True)
 
 
-def choose_threads(times: ThreadTimes) -> int:
-    """The fewest threads whose passes take at most 10 % longer than those of the best number of threads.
+def choose_threads(times: ThreadTimes, equal: float = _EQUAL) -> int:
+    """The fewest threads whose passes take at most ``equal`` times as long as those of the best number.
 
     Numbers of threads compare by the geometric mean over the rows that all of them were timed with.
     """
@@ -106,7 +109,7 @@ def choose_threads(times: ThreadTimes) -> int:
         count: prod(by_rows[rows] for rows in shared) ** (1 / len(shared)) for count, by_rows in times.items()
     }
     best = min(means.values())
-    return min(count for count, mean in means.items() if mean <= best * _EQUAL)
+    return min(count for count, mean in means.items() if mean <= best * equal)
 
 
 def measure_threads(lm: Profilable, most: int) -> int:
@@ -128,17 +131,31 @@ def measure_helpers(lm: HelpedPasses, most: int | None) -> PassThreads:
     """Has the threads compute, at most ``most``, that compute compiled passes best, and returns them.
 
     Without ``most``, as many as torch has, and only the rows from which they help are measured. A model whose
-    pass of one row takes 0.25 s is helped by all threads.
+    pass of one row takes 10 ms with one thread is helped by all threads.
     """
-    compared = candidates(most) if most else sorted({torch.get_num_threads(), 1}, reverse=True)
-    threads = PassThreads(compared[0])
+
+    def use_threads(count: int) -> None:
+        lm.use_threads(PassThreads(count))
+
+    # Few threads first: helpers that were started stay.
+    compared = sorted(candidates(most) if most else {torch.get_num_threads(), 1})
+    threads = PassThreads(compared[-1])
     if len(compared) > 1:
-        times = _times(lm, HELPED_ROWS, compared, lambda count: lm.use_threads(PassThreads(count)))
+        times = _times(lm, HELPED_ROWS, compared, use_threads, _LARGE_HELPED_S)
         if times:
-            threads = PassThreads.chosen(times, choose_threads(times) if most else compared[0])
+            threads = PassThreads.chosen(times, _helped(times) if most else compared[-1])
         _log(lm, times, threads.most, threads.from_rows)
     lm.use_threads(threads)
     return threads
+
+
+def _helped(times: ThreadTimes) -> int:
+    """The fewest threads that are about as fast as the best number, with one thread for small passes."""
+    used = {}
+    for count in times:
+        threads = PassThreads.chosen(times, count)
+        used[count] = {rows: times[threads.of(rows)][rows] for rows in times[count]}
+    return choose_threads(used, _GAIN)
 
 
 def _log(lm: Profilable, times: ThreadTimes, chosen: int, from_rows: int) -> None:
@@ -150,7 +167,11 @@ def _log(lm: Profilable, times: ThreadTimes, chosen: int, from_rows: int) -> Non
 
 
 def _times(
-    lm: Profilable, measured: Sequence[int], compared: Sequence[int], use_threads: Callable[[int], None]
+    lm: Profilable,
+    measured: Sequence[int],
+    compared: Sequence[int],
+    use_threads: Callable[[int], None],
+    large_s: float = _LARGE_S,
 ) -> dict[int, dict[int, float]]:
     """Smallest durations of passes by threads and rows; empty for a large model."""
     end = time.perf_counter() + _LIMIT_S
@@ -161,7 +182,7 @@ def _times(
             break
         run = _pass(lm, rows)
         run()  # memory is allocated and threads are started
-        if rows == 1 and run() > _LARGE_S:
+        if rows == 1 and run() > large_s:
             break
         for _ in range(_ROUNDS):
             for threads in compared:

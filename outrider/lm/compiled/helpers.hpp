@@ -57,9 +57,9 @@ inline void sleep_while(Word& word, uint32_t value) {
 }
 inline void wake_all(Word& word) { syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0); }
 
-// Threads of the pass that runs, its own included; 0: as many as torch has. With g++ one number for the process.
-inline std::atomic<uint32_t>& compute_threads() {
-  static std::atomic<uint32_t> number{0};
+// Threads of the passes of this thread, itself included; 0: as many as torch has. With g++ one number for all libraries.
+inline uint32_t& compute_threads() {
+  static thread_local uint32_t number = 0;
   return number;
 }
 
@@ -88,7 +88,8 @@ class Helpers {
       --resting_;
     else
       start(helpers);
-    body_ = body, context_ = context, count_ = count, chunk_ = chunk, helpers_ = helpers;
+    body_ = body, context_ = context, count_ = count, chunk_ = chunk;
+    if (helpers_.exchange(static_cast<uint32_t>(helpers)) < static_cast<uint32_t>(helpers)) wake_all(helpers_);
     failed_.store(false, std::memory_order_relaxed);
     next_.store(0, std::memory_order_relaxed);
     if (!alone) {
@@ -152,6 +153,10 @@ class Helpers {
     if (sched_setscheduler(0, SCHED_IDLE, &unused) != 0) setpriority(PRIO_PROCESS, 0, 19);  // of this thread
     pthread_setname_np(pthread_self(), "outrider-helper");
     for (uint32_t seen = 0;;) {
+      if (const uint32_t wanted = helpers_.load(); static_cast<uint32_t>(index) >= wanted) {
+        sleep_while(helpers_, wanted);  // until a work wants more helpers
+        continue;
+      }
       uint32_t number = 0;
       const auto has_work = [&] { return ((number = work_number_.load()) & 1) && number != seen; };
       // The works of a pass follow one another within some ten microseconds.
@@ -164,7 +169,7 @@ class Helpers {
       seen = number;
       inside_.fetch_add(1);
       // Only now does the caller wait for this helper: the work may have ended before.
-      if (work_number_.load() == number && index < helpers_) take_chunks();
+      if (work_number_.load() == number && static_cast<uint32_t>(index) < helpers_.load()) take_chunks();
       if (inside_.fetch_sub(1) == 1 && is_waiting_.load()) wake_all(inside_);
     }
   }
@@ -174,7 +179,7 @@ class Helpers {
   Body body_ = nullptr;
   const void* context_ = nullptr;
   int64_t count_ = 0, chunk_ = 1;
-  int helpers_ = 0;
+  Word helpers_{0};  // wanted by the latest work; others sleep
   std::atomic<bool> failed_{false};
   // What many threads write to lies on cache lines of its own.
   alignas(64) std::atomic<int64_t> next_{0};

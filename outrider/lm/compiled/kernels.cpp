@@ -288,8 +288,8 @@ extern "C" {
 int64_t outrider_panel_width() { return PANEL; }
 
 #if defined(OUTRIDER_HELPERS)
-// Has so many threads compute from now on; 0: as many as torch has.
-void outrider_use_threads(uint32_t threads) { outrider::compute_threads().store(threads); }
+// Has so many threads compute the passes of this thread from now on; 0: as many as torch has.
+void outrider_use_threads(uint32_t threads) { outrider::compute_threads() = threads; }
 #endif
 
 AOTITorchError aoti_torch_cpu_panel_linear(AtenTensorHandle rows, AtenTensorHandle panels,

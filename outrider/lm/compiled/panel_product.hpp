@@ -47,7 +47,7 @@ inline Vec all(float value) { return Vec{} + value; }
 inline uint32_t thread_count() {
   uint32_t threads = 0;
 #if defined(OUTRIDER_HELPERS)
-  threads = outrider::compute_threads().load(std::memory_order_relaxed);
+  threads = outrider::compute_threads();
 #endif
   if (threads == 0) torch_get_num_threads(&threads);
   return threads;

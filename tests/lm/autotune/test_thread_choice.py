@@ -10,6 +10,7 @@ import torch
 from outrider.lm.autotune.threads import (
     PassThreads,
     ThreadBounds,
+    _helped,
     candidates,
     choose_threads,
     measure_helpers,
@@ -70,8 +71,10 @@ def test_threads_that_were_asked_for_are_kept(tiny_llama: Path) -> None:
         # A size in between without a gain, as a busy moment gives, does not count against smaller ones.
         ({1: 1.0, 4: 2.0, 16: 4.0, 64: 9.0}, {1: 1.2, 4: 1.5, 16: 4.0, 64: 5.0}, PassThreads(2, 4)),
         # A gain by luck below larger losses is none.
-        ({1: 1.0, 4: 2.0, 16: 4.0, 64: 9.0}, {1: 0.9, 4: 2.4, 16: 4.8, 64: 9.1}, PassThreads(1)),
-        ({1: 1.0, 64: 9.0}, {1: 1.0, 64: 9.0}, PassThreads(1)),
+        ({1: 1.0, 4: 2.0, 16: 4.0, 64: 9.0}, {1: 0.9, 4: 2.4, 16: 4.8, 64: 9.1}, PassThreads(2, 65)),
+        # Sizes that were not timed may gain.
+        ({1: 1.0, 64: 9.0}, {1: 1.0, 64: 9.0}, PassThreads(2, 65)),
+        ({1: 1.0}, {1: 1.0}, PassThreads(2, 2)),
         ({1: 9.0, 64: 99.0}, {1: 5.0, 64: 50.0}, PassThreads(2, 1)),
         # A limit of time ended the measurement amid the last size.
         ({1: 1.0, 4: 2.0}, {1: 1.0, 4: 1.2, 64: 9.0}, PassThreads(2, 4)),
@@ -119,20 +122,27 @@ def tiny(tiny_llama: Path) -> PackedLM:
 
 
 def test_helped_passes_are_measured_within_the_bound_and_run_with_the_choice(tiny: PackedLM) -> None:
-    passes = Passes(tiny, {4: 0.004, 2: 0.004, 1: 0.03})
+    passes = Passes(tiny, {4: 0.002, 2: 0.002, 1: 0.006})
 
     assert measure_helpers(passes, 4) == PassThreads(2, 1) == passes.threads
 
 
+def test_threads_that_help_large_passes_alone_are_chosen(tiny: PackedLM) -> None:
+    alone = {1: 1.0, 2: 1.0, 4: 1.0, 8: 1.05, 16: 1.2, 64: 1.35}
+    assert _helped({2: dict.fromkeys(alone, 1.0), 1: alone}) == 2
+    assert _helped({2: dict.fromkeys(alone, 1.0), 1: dict.fromkeys(alone, 1.02)}) == 1
+
+
 def test_with_a_given_number_only_the_rows_are_measured(tiny: PackedLM) -> None:
     torch.set_num_threads(3)
-    assert measure_helpers(Passes(tiny, {3: 0.004, 1: 0.03}), None) == PassThreads(3, 1)
-    assert measure_helpers(Passes(tiny, {3: 0.004, 1: 0.004}), None) == PassThreads(1)
+    assert measure_helpers(Passes(tiny, {3: 0.002, 1: 0.006}), None) == PassThreads(3, 1)
+    held_up = measure_helpers(Passes(tiny, {3: 0.004, 1: 0.003}), None)
+    assert held_up == PassThreads(3, 65)
     torch.set_num_threads(1)
     assert measure_helpers(Passes(tiny, {}), None) == PassThreads(1)
 
 
 def test_a_large_model_is_helped_by_all_threads(tiny: PackedLM) -> None:
-    passes = Passes(tiny, {4: 0.3, 1: 0.3})
+    passes = Passes(tiny, {4: 0.02, 1: 0.02})
 
     assert measure_helpers(passes, 4) == PassThreads(4, 1)

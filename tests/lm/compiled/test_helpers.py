@@ -101,20 +101,55 @@ def test_helpers_run_only_where_a_core_is_idle(operators: Operators) -> None:
 def test_the_number_of_threads_of_a_pass_comes_before_torchs(library: Path) -> None:
     program = f"""
 import time, torch
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tests.lm.compiled.test_helpers import helpers, product
 from tests.lm.compiled.test_operators import Operators
 operators = Operators(Path({str(library)!r}))
 rows, weight = torch.randn(11, 96), torch.randn(5000, 96)
-def started(torchs, used):
+def started(torchs, used, expected):
     torch.set_num_threads(torchs)
     operators.use_threads(used)
     product(operators, rows, weight)
-    time.sleep(0.2)
+    deadline = time.monotonic() + 30  # a helper that has yet to begin has no name, and waits for an idle core
+    while len(helpers()) < expected and time.monotonic() < deadline:
+        time.sleep(0.01)
     return len(helpers())
-assert started(1, 0) == started(3, 1) == 0
-assert started(1, 2) == 1
-assert started(3, 0) == 2
+assert started(1, 0, 0) == started(3, 1, 0) == 0
+assert started(1, 2, 1) == 1
+assert started(3, 0, 2) == 2
+operators.use_threads(8)  # of this thread alone
+with ThreadPoolExecutor(1) as pool:
+    assert pool.submit(started, 1, 0, 2).result() == 2
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_helpers_that_a_work_does_not_want_sleep(library: Path) -> None:
+    program = f"""
+import time, torch
+from pathlib import Path
+from tests.lm.compiled.test_helpers import helpers, product
+from tests.lm.compiled.test_operators import Operators
+operators = Operators(Path({str(library)!r}))
+rows, weight = torch.randn(11, 96), torch.randn(5000, 96)
+def switches():
+    kinds = (Path(f"/proc/self/task/{{each}}/status").read_text() for each in helpers())
+    return sorted(int(text.split("nonvoluntary_ctxt_switches")[0].split()[-1]) for text in kinds)
+operators.use_threads(5)
+product(operators, rows, weight)
+deadline = time.monotonic() + 30
+while len(helpers()) < 4 and time.monotonic() < deadline:
+    time.sleep(0.01)
+operators.use_threads(2)
+product(operators, rows, weight)
+time.sleep(0.5)
+before = switches()
+for _ in range(50):
+    product(operators, rows, weight)
+    time.sleep(0.002)  # helpers go to sleep in between
+grown = [after - earlier for earlier, after in zip(before, switches())]
+assert sum(each > 5 for each in grown) <= 1, grown
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 

@@ -13,6 +13,8 @@ from ngram_lm import NgramLM
 from outrider.v1 import common_pb2, verifier_pb2
 from outrider.wire.codec import SessionKey, key_to_wire
 from speculative.errors import InvalidRequest
+from tests.verifier.sessions.test_session_table import FINISH, added, update
+from verifier_service.engine.messages import Finish
 from verifier_service.server import _BEAT_S
 from verifier_service.sessions.table import SessionTable
 from verifier_service.sessions.watch import LONG_US, MOST_QUIET_S, QUIET_S, WATCH_SHARE, WatchReaders
@@ -231,57 +233,137 @@ async def test_a_stream_that_ends_while_its_peer_is_slow_tells_all_that_came_mea
     assert sorted(told) == [0, 1, 2]
 
 
-async def entries_until(call: Any, enough: Callable[[list[verifier_pb2.Committed]], bool]) -> list[Any]:
-    """The entries of a stream until there are enough."""
-    found: list[verifier_pb2.Committed] = []
-    async with asyncio.timeout(60):
-        async for response in call:
-            found += response.committed
-            if enough(found):
-                return found
-    raise AssertionError("the stream ended")
+class Watched:
+    """One session and one stream with a cursor in it, on a clock of their own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, interval_ms: int) -> None:
+        self.now_s = 1000.0
+        monkeypatch.setattr("verifier_service.sessions.watch.time.monotonic", lambda: self.now_s)
+        self.table = SessionTable()
+        self.readers = WatchReaders(self.table)
+        self.view = added(self.table)
+        self.reader = self.readers.open()
+        key = key_to_wire(self.view.key)
+        one = verifier_pb2.Cursor(alias=1, key=key, epoch=1, position=2, interval_ms=interval_ms)
+        self.reader.request(verifier_pb2.WatchRequest(add=[one]))
+        self.told()
+
+    def commit(self, *ids: int, finish: Finish | None = None, expected_us: int = 1000) -> None:
+        self.table.absorb(update(self.view, *ids, finish=finish), self.now_s)
+        self.readers.announce(1, expected_us)
+
+    def told(self) -> list[int]:
+        """The tokens of the next message; none where the reader would not be woken for them."""
+        woken = self.reader._wake.is_set()
+        self.reader._wake.clear()
+        found = self.reader._collect().committed if woken else ()
+        return [id_ for committed in found for id_ in committed.ids]
 
 
-async def test_a_cursor_with_an_interval_gets_few_entries_and_its_first_and_last_tokens_at_once() -> None:
+def test_a_cursor_with_an_interval_is_told_its_first_and_last_tokens_at_once_and_others_seldom(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched, told = Watched(monkeypatch, interval_ms=200), []
+    for token in range(100):
+        watched.now_s += 0.01
+        watched.commit(token, finish=FINISH if token == 99 else None)
+        told.append(watched.told())
+    assert told[0] == [0]
+    assert told[99][-1] == 99
+    assert [id_ for ids in told for id_ in ids] == list(range(100))
+    assert sum(map(bool, told)) == 6  # at 0, 200, 400, 600 and 800 ms, and at the end
+
+
+def test_without_an_interval_every_step_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, interval_ms=0)
+    for token in range(5):
+        watched.commit(token)
+        assert watched.told() == [token]
+
+
+def test_tokens_that_rest_are_told_by_the_beats_of_an_idle_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, interval_ms=200)
+    watched.commit(1)
+    assert watched.told() == [1]
+    watched.commit(2)
+    assert watched.told() == []
+    watched.now_s += 0.21
+    watched.readers.announce(1, 0)
+    assert watched.told() == [2]
+
+
+def test_before_a_long_step_only_tokens_are_told_that_would_be_due_amid_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = Watched(monkeypatch, interval_ms=1000)
+    watched.commit(1)
+    assert watched.told() == [1]
+    watched.commit(2, expected_us=LONG_US + 1)
+    assert watched.told() == []
+    watched.commit(3, expected_us=2_000_000)
+    assert watched.told() == [2, 3]
+    watched.commit(4)
+    watched.now_s += 0.5
+    watched.readers.announce(1, 1000)
+    assert watched.told() == [], "the interval began with the last message"
+
+
+@pytest.mark.parametrize("ends", ["drain", "close_all"])
+def test_nothing_rests_once_the_worker_ends(monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
+    watched = Watched(monkeypatch, interval_ms=10_000)
+    watched.commit(1)
+    assert watched.told() == [1]
+    watched.commit(2)
+    assert watched.told() == []
+    getattr(watched.readers, ends)()
+    assert watched.told() == [2]
+    watched.commit(3)
+    assert watched.told() == [3]
+
+
+def test_an_interval_beyond_the_contract_counts_as_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, interval_ms=2**32 - 1)
+    watched.commit(1)
+    assert watched.told() == [1]
+    watched.commit(2)
+    watched.now_s += 10.1
+    watched.readers.announce(1, 0)
+    assert watched.told() == [2]
+
+
+async def test_a_session_that_was_taken_over_leaves_nothing_that_rests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = Watched(monkeypatch, interval_ms=200)
+    watched.commit(1)
+    watched.told()
+    watched.commit(2)
+    watched.table.supersede(watched.view)
+    assert watched.reader._resting == {}
+
+
+async def test_a_stream_with_an_interval_has_every_token_once() -> None:
     target = NgramLM()
-    target.step_s = 0.004
+    target.step_s = 0.002
     async with serving(target) as verifier:
         request = verifier.request([1, 2], new=100)
-        seldom = cursor(request, 2, alias=1)
-        seldom.interval_ms = 150
-        often = cursor(request, 2, alias=2)
+        seldom, often = cursor(request, 2, alias=1), cursor(request, 2, alias=2)
+        seldom.interval_ms = 50
         await verifier.open(request)
         call = verifier.stub.Watch()
         await call.write(verifier_pb2.WatchRequest(add=[seldom, often]))
-        began = time.monotonic()
-        entries = await entries_until(call, lambda found: sum(bool(one.finished) for one in found) == 2)
-        most = (time.monotonic() - began) / 0.15 + 2
-    by_alias = {alias: [one for one in entries if one.alias == alias] for alias in (1, 2)}
-    first, *_, last = by_alias[1]
-    assert len(by_alias[1]) <= most < 40 < len(by_alias[2])
-    assert len(first.ids) < 10
-    assert last.finished
-    ids = [[id_ for one in of for id_ in one.ids] for of in by_alias.values()]
-    assert ids[0] == ids[1]
-    assert len(ids[0]) == 100
-
-
-async def test_a_verifier_that_drains_tells_the_tokens_that_rest() -> None:
-    target = NgramLM(max_length=2048)
-    target.step_s = 0.004
-    async with serving(target) as verifier:
-        request = verifier.request([1, 2], new=1000)
-        slow = cursor(request, 2)
-        slow.interval_ms = 10_000
-        await verifier.open(request)
-        call = verifier.stub.Watch()
-        await call.write(verifier_pb2.WatchRequest(add=[slow]))
-        first = await entries_until(call, lambda found: bool(found))
-        await eventually(lambda: verifier.metric("rounds_total") > 20)
-        verifier.server._readers.drain()
-        rest = await entries_until(call, lambda found: bool(found))
-    assert rest[0].position == first[0].position + len(first[0].ids)
-    assert len(rest[0].ids) > 10
+        found: dict[int, list[int]] = {1: [], 2: []}
+        ended = set()
+        async with asyncio.timeout(60):
+            async for response in call:
+                for committed in response.committed:
+                    assert committed.position == 2 + len(found[committed.alias])
+                    found[committed.alias] += committed.ids
+                    ended |= {committed.alias} if committed.finished else set()
+                if len(ended) == 2:
+                    break
+    assert found[1] == found[2]
+    assert len(found[1]) == 100
 
 
 async def test_a_peer_that_reads_no_notices_loses_its_stream_and_nobody_elses_call(
