@@ -151,8 +151,8 @@ def finish_lost() -> list[Substitute]:
     """An end that comes without ids is taken for nothing new."""
     real = watch._SessionCursor.collect
 
-    def collect(self: Any) -> Any:
-        return real(self) if len(self.view.ids) > self.position else None
+    def collect(self: Any, now: float) -> Any:
+        return real(self, now) if len(self.view.ids) > self.position else None
 
     return [(watch._SessionCursor, "collect", collect)]
 
