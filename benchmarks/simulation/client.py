@@ -96,6 +96,8 @@ class SimulatedClient:
         )
         if turn.device:
             start.device.wait_ms = 100 if turn.seed % 2 else 0
+        elif turn.seed % 4 == 0:
+            start.message_interval_ms = 200
         return generation_pb2.GenerateRequest(start=start)
 
     def stream(
