@@ -250,7 +250,7 @@ def weight_bytes(products: list[TunedProduct], *, as_compiled: bool = False) -> 
 
 
 def floor_of(weights: int) -> dict[str, Any]:
-    """The time in which torch's threads read so many bytes of weights once: no pass is shorter."""
+    """The time in which torch's threads read `weights` bytes once: no pass over these weights is shorter."""
     cache = cache_bytes()
     again_s, far = read_seconds(weights), max(FROM_MEMORY * cache, 2**28)
     memory_bytes_s = far / read_seconds(far)
@@ -279,7 +279,7 @@ def over_floors(
 
 
 class LlamaPasses:
-    """Passes of llama.cpp over one model, in both of its formats, whose times add up over several calls."""
+    """Passes of llama.cpp over one model in each of its formats. Each call of `measure` adds times."""
 
     def __init__(self, program: str | None, files: Mapping[str, Path], threads: int) -> None:
         self._program = program
@@ -288,7 +288,7 @@ class LlamaPasses:
         self._times: dict[str, list[float]] = {}
 
     def measure(self, repeats: int) -> None:
-        """Times each pass this often; does nothing without a program or files."""
+        """Times each pass `repeats` times; does nothing without a program or files."""
         for end, file in self._files.items() if self._program else ():
             found = pass_times(self._program, file, ROWS, CONTEXT, self._threads, repeats)
             for rows, spent in found.items():

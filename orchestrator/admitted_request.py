@@ -80,7 +80,7 @@ class AdmittedRequest:
     """Whether the client's device drafts for the request, through this orchestrator."""
     shown_ids: frozenset[int] = frozenset()
     """Ids of special tokens whose names are part of the answer's text; other special tokens have no text."""
-    interval_ms: int = 0
+    message_interval_ms: int = 0
     """Least milliseconds between two deliveries of a choice's tokens; 0: one a round."""
     unpaid: int = 0
     """Number of tokens in `have` that no record shows as generated for this session."""

@@ -154,7 +154,7 @@ def threads_of(settings: VerifierSettings) -> int:
 
 
 def thread_bounds(settings: VerifierSettings) -> int | ThreadBounds:
-    """Compute threads of a verifier of one rank, or what a measurement may choose."""
+    """Compute threads of a verifier of one rank; under `auto` the bounds of the measurement."""
     most = threads_of(settings)
     return ThreadBounds(most, most_helped_threads()) if settings.threads == "auto" else most
 

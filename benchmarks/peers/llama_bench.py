@@ -11,10 +11,10 @@ PROGRAM = "llama-bench"
 def pass_times(
     program: str, model: Path, rows: Sequence[int], context: int, threads: int, repeats: int
 ) -> dict[int, list[float]]:
-    """Milliseconds of each timed pass of so many rows after `context` tokens, by rows.
+    """Milliseconds of each timed pass behind `context` tokens, by its number of rows.
 
-    Keys and values are in float16 and without flash attention, llama-bench's smallest change to float32. Each
-    pass computes the logits of its last row alone. Exits where the program fails.
+    llama-bench keeps keys and values in float16, as it takes no float32, and computes the logits of a pass'
+    last row alone. Flash attention is off, as in ours. Exits where the program fails.
     """
     command = [
         *(program, "--model", str(model), "--n-gen", "0", "--n-prompt", ",".join(map(str, rows))),

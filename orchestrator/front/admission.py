@@ -204,7 +204,7 @@ def admit(
         resumable=start.resumable,
         grammar=_grammar(start, params, target),
         device=_device(start),
-        interval_ms=_interval_ms(start),
+        message_interval_ms=_message_interval_ms(start),
     )
 
 
@@ -220,7 +220,7 @@ def _device(start: generation_pb2.GenerateStart) -> bool:
     return True
 
 
-def _interval_ms(start: generation_pb2.GenerateStart) -> int:
+def _message_interval_ms(start: generation_pb2.GenerateStart) -> int:
     """Least milliseconds between two messages of a choice's tokens. Raises InvalidRequest."""
     asked = start.message_interval_ms
     if asked > MAX_INTERVAL_MS:

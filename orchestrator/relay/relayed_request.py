@@ -153,7 +153,7 @@ class RelayedRequest:
     async def _read(self, placement: Placement, first: Event) -> AsyncGenerator[Event, None]:
         """Yield `first`, then what the verifier commits, until it says why the last choice ended."""
         positions = {choice: it.position for choice, it in self._unfinished.items()}
-        readers = placement.read(positions, self._request.interval_ms)
+        readers = placement.read(positions, self._request.message_interval_ms)
         self._state.attach(readers.fail)
         self._placement, self._indices = placement, placement.indices_as(self._source_names)
         try:

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict
 
 from outrider.client.option_checks import check_options
 from outrider.v1 import common_pb2, generation_pb2
-from outrider.wire.codec import WHOLE_INTERVAL_MS, grammar_to_wire, logprobs_to_wire
+from outrider.wire.codec import WHOLE_ANSWER_INTERVAL_MS, grammar_to_wire, logprobs_to_wire
 from outrider.wire.criteria import criterion_of
 from speculative.errors import InvalidRequest
 from speculative.grammar import Grammar, GrammarKind
@@ -102,10 +102,10 @@ class Options(TypedDict, total=False):
 
 
 def for_whole_answer(options: Options) -> Options:
-    """The options of a request of which only the whole answer is wanted: its tokens come in few messages."""
+    """The options, with an interval between messages unless one is given: the caller waits for the end."""
     if options.get("message_interval_ms") is not None:
         return options
-    return {**options, "message_interval_ms": WHOLE_INTERVAL_MS}
+    return {**options, "message_interval_ms": WHOLE_ANSWER_INTERVAL_MS}
 
 
 def build_request(prompt: str | None, options: Options) -> generation_pb2.GenerateRequest:

@@ -23,7 +23,7 @@ from speculative.stop import FinishReason
 
 MAX_NAME = 128
 MAX_CHOICES = 16
-WHOLE_INTERVAL_MS = 200
+WHOLE_ANSWER_INTERVAL_MS = 200
 """Milliseconds between two messages of an answer that nobody reads before its end. What was not sent when a
 verifier is lost is decoded again."""
 FULL = 255

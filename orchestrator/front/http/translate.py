@@ -26,7 +26,7 @@ from orchestrator.front.http.fields import (
 )
 from orchestrator.front.http.templated.special_marks import special_marks
 from outrider.v1 import common_pb2, generation_pb2
-from outrider.wire.codec import WHOLE_INTERVAL_MS, grammar_to_wire
+from outrider.wire.codec import WHOLE_ANSWER_INTERVAL_MS, grammar_to_wire
 from outrider.wire.criteria import criterion_of
 from speculative.errors import InvalidRequest
 from speculative.grammar import Grammar, GrammarKind
@@ -138,8 +138,8 @@ def admitted(
         start.grammar.CopyFrom(grammar_to_wire(Grammar(GrammarKind.LARK, plan.grammar)))
     start.sampling.CopyFrom(defaults.sampling(start.sampling, target))
     request = admit(start, session_key(start), ids, target, defaults.limit(body, target), copied)
-    interval_ms = 0 if body.stream else WHOLE_INTERVAL_MS
-    request = replace(request, shown_ids=_shown_ids(plan, target), interval_ms=interval_ms)
+    interval_ms = 0 if body.stream else WHOLE_ANSWER_INTERVAL_MS
+    request = replace(request, shown_ids=_shown_ids(plan, target), message_interval_ms=interval_ms)
     if not scores_prompt(body):
         return request
     return replace(request, score_prompt=True, speculation=replace(request.speculation, enabled=False))

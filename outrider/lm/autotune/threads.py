@@ -35,7 +35,7 @@ _LARGE_S = 0.25
 """Duration of a pass of one row, in seconds, from which a model is large: it gains from every thread."""
 
 _LARGE_HELPED_S = 0.01
-"""The same of a compiled pass with one thread, whose helpers take nothing from others."""
+"""The same for a compiled pass with one thread. The bound is lower: its helpers take nothing from others."""
 
 _LIMIT_S = 1.5
 """Longest time in which threads are measured, in seconds; the pass at hand is finished."""
@@ -69,9 +69,10 @@ class PassThreads:
 
     @classmethod
     def chosen(cls, times: ThreadTimes, most: int) -> Self:
-        """The fewest rows whose passes ``most`` threads speed up by 5 %, and those of more rows on average.
+        """``most`` threads, for passes of at least as many rows as these threads speed up.
 
-        Where none were timed that gain: more rows than any that were timed.
+        They speed up a number of rows if they save 5 % there, and 5 % on average from there on. Where they
+        speed up no pass that was timed, they compute larger passes alone.
         """
         gains = {rows: alone / times[most][rows] for rows, alone in times[1].items() if rows in times[most]}
         for rows in sorted(gains):
@@ -128,10 +129,10 @@ def measure_threads(lm: Profilable, most: int) -> int:
 
 
 def measure_helpers(lm: HelpedPasses, most: int | None) -> PassThreads:
-    """Has the threads compute, at most ``most``, that compute compiled passes best, and returns them.
+    """Chooses the threads of compiled passes, at most ``most``, sets them in ``lm`` and returns them.
 
-    Without ``most``, as many as torch has, and only the rows from which they help are measured. A model whose
-    pass of one row takes 10 ms with one thread is helped by all threads.
+    Without ``most`` the number is torch's, and only the rows from which threads help are measured. A model
+    whose pass of one row takes 10 ms with one thread gets all threads.
     """
 
     def use_threads(count: int) -> None:

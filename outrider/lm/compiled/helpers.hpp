@@ -57,7 +57,8 @@ inline void sleep_while(Word& word, uint32_t value) {
 }
 inline void wake_all(Word& word) { syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0); }
 
-// Threads of the passes of this thread, itself included; 0: as many as torch has. With g++ one number for all libraries.
+// How many threads compute the passes that the calling thread runs, itself included; 0: as many as torch has.
+// Libraries built by g++ share the variable.
 inline uint32_t& compute_threads() {
   static thread_local uint32_t number = 0;
   return number;

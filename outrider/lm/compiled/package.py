@@ -42,8 +42,8 @@ class PassPackage:
     def run(self, inputs: list[torch.Tensor], threads: int) -> list[torch.Tensor]:
         """Runs one pass, during which other threads run; see `graph.WholePass.forward`.
 
-        At most so many ``threads`` compute, the caller's included; 0, and where there are no helpers: as many
-        as torch has.
+        ``threads`` is the most threads that compute, the caller's included; 0: as many as torch has. Without
+        helpers (not on Linux) the number is torch's in any case.
         """
         self._use_threads(threads)
         try:
