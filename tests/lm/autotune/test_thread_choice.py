@@ -1,12 +1,12 @@
 """Threads are chosen from measured passes: the fewest that are about as fast as the best number."""
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
+from outrider.lm.autotune import threads as thread_choice
 from outrider.lm.autotune.threads import (
     PassThreads,
     ThreadBounds,
@@ -91,13 +91,24 @@ def test_passes_of_few_rows_are_computed_by_one_thread() -> None:
     assert PassThreads().of(1) == 0
 
 
+class Clock:
+    """A clock that goes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
 class Passes:
-    """Passes of a model whose duration depends on the threads alone."""
+    """Passes of a model that take no time but what a clock of the test's says, by threads alone."""
 
     passes = "compiled"
 
-    def __init__(self, lm: PackedLM, seconds: dict[int, float]) -> None:
+    def __init__(self, lm: PackedLM, clock: Clock, seconds: dict[int, float]) -> None:
         self._lm = lm
+        self._clock = clock
         self.pool, self.max_length = lm.pool, lm.max_length
         self._seconds = seconds
         self.threads = PassThreads()
@@ -112,8 +123,15 @@ class Passes:
         self._lm.release(table)
 
     def forward(self, sequences: Sequence[SequenceRows]) -> Outcome:
-        time.sleep(self._seconds[self.threads.of(len(sequences[0].tokens))])
+        self._clock.now += self._seconds[self.threads.of(len(sequences[0].tokens))]
         return self._lm.forward(sequences)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(thread_choice, "time", clock)
+    return clock
 
 
 @pytest.fixture
@@ -121,28 +139,28 @@ def tiny(tiny_llama: Path) -> PackedLM:
     return PackedLM.load(tiny_llama, check=False)
 
 
-def test_helped_passes_are_measured_within_the_bound_and_run_with_the_choice(tiny: PackedLM) -> None:
-    passes = Passes(tiny, {4: 0.002, 2: 0.002, 1: 0.006})
+def test_helped_passes_are_measured_and_run_with_the_choice(tiny: PackedLM, clock: Clock) -> None:
+    passes = Passes(tiny, clock, {4: 0.002, 2: 0.002, 1: 0.006})
 
     assert measure_helpers(passes, 4) == PassThreads(2, 1) == passes.threads
 
 
-def test_threads_that_help_large_passes_alone_are_chosen(tiny: PackedLM) -> None:
+def test_threads_that_help_large_passes_alone_are_chosen() -> None:
     alone = {1: 1.0, 2: 1.0, 4: 1.0, 8: 1.05, 16: 1.2, 64: 1.35}
     assert _helped({2: dict.fromkeys(alone, 1.0), 1: alone}) == 2
     assert _helped({2: dict.fromkeys(alone, 1.0), 1: dict.fromkeys(alone, 1.02)}) == 1
 
 
-def test_with_a_given_number_only_the_rows_are_measured(tiny: PackedLM) -> None:
+def test_with_a_given_number_only_the_rows_are_measured(tiny: PackedLM, clock: Clock) -> None:
     torch.set_num_threads(3)
-    assert measure_helpers(Passes(tiny, {3: 0.002, 1: 0.006}), None) == PassThreads(3, 1)
-    held_up = measure_helpers(Passes(tiny, {3: 0.004, 1: 0.003}), None)
+    assert measure_helpers(Passes(tiny, clock, {3: 0.002, 1: 0.006}), None) == PassThreads(3, 1)
+    held_up = measure_helpers(Passes(tiny, clock, {3: 0.004, 1: 0.003}), None)
     assert held_up == PassThreads(3, 65)
     torch.set_num_threads(1)
-    assert measure_helpers(Passes(tiny, {}), None) == PassThreads(1)
+    assert measure_helpers(Passes(tiny, clock, {}), None) == PassThreads(1)
 
 
-def test_a_large_model_is_helped_by_all_threads(tiny: PackedLM) -> None:
-    passes = Passes(tiny, {4: 0.02, 1: 0.02})
+def test_a_large_model_is_helped_by_all_threads(tiny: PackedLM, clock: Clock) -> None:
+    passes = Passes(tiny, clock, {4: 0.02, 1: 0.02})
 
     assert measure_helpers(passes, 4) == PassThreads(4, 1)
