@@ -2,7 +2,7 @@
 
 import pytest
 
-from outrider.lm.step_profile import PROFILED
+from outrider.lm.step_profile import PROFILED, StepProfile
 from verifier_service.engine.draft_budget import DecodingCost, DraftBudget, DraftRests
 from verifier_service.engine.step_cost import StepCostModel
 
@@ -59,6 +59,37 @@ def test_plain_decoding_teaches_what_nodes_need_too() -> None:
     before = shared.least_survival
     shared.admit([[], []], [(400, 64), (300, 16)])
     assert shared.least_survival == before > 0.0, "a step that commits nothing says nothing"
+
+
+def test_of_eight_steps_without_a_node_one_teaches_what_nodes_need() -> None:
+    shared = budget()
+    learnt = []
+    for _ in range(17):
+        before = shared.node_cost
+        shared.admit([[]], [(1, 1)])
+        learnt.append(shared.node_cost > before)
+    assert learnt == [True, *[False] * 7] * 2 + [True]
+
+
+def test_whether_nodes_could_pay_is_worked_out_anew_for_other_steps_and_every_sixteenth() -> None:
+    dear = StepCostModel({rows: 5.0 * rows for rows in STEADY})
+    shared = DraftBudget(dear, adaptive=True)
+    assert not shared.asks_for_drafts([(1, 1)], [16])
+    dear.use(StepProfile(STEADY, 0.0, 0.0, 0.0))
+    assert [shared.asks_for_drafts([(1, 1)], [16]) for _ in range(16)] == [False] * 15 + [True]
+    dear.use(StepProfile({rows: 5.0 * rows for rows in STEADY}, 0.0, 0.0, 0.0))
+    assert shared.asks_for_drafts([(1, 1)], [16])
+    assert not shared.asks_for_drafts([(1, 1)], [8]), "of another number of nodes nothing was known"
+
+
+def test_drafts_that_were_held_back_bring_a_crowd_to_rest_too() -> None:
+    shared = budget()
+    looked = []
+    for _ in range(9):
+        looked.append(shared.asks_for_drafts([(1, 1)] * 24, [16] * 24))
+        if looked[-1]:
+            shared.admit([[]] * 24, [(1, 1)] * 24, held_back=24)
+    assert looked == [True] * 4 + [False] * 4 + [True]
 
 
 def test_a_step_that_everybody_has_left_admits_nothing() -> None:

@@ -86,6 +86,8 @@ class _Plan:
     depth: float
     drafts: bool
     """Whether drafted nodes may be admitted."""
+    held_back: int
+    """Number of drafts that proposers held back."""
     step_ms: float
     """Expected duration of the step, in ms."""
 
@@ -284,12 +286,13 @@ class EngineCore:
         taking = list(zip(uncomputed, sizes, strict=True))
         depth = sum(size * session.cached for session, size in zip(ready, sizes, strict=True)) / sum(sizes)
         drafts = self._budget.asks_for_drafts(taking, [session.node_limit for session in ready], depth)
+        held_back = 0
         if drafts:
-            self._prepare(ready, sizes)
+            held_back = self._prepare(ready, sizes)
             self._propose(ready, sizes, depth)
         drafts &= self.sessions.fit(ready, sizes)
         step_ms = self._costs.expected_ms(sum(sizes) + sum(nodes), len(ready), depth)
-        return _Plan(ready, sizes, depth, drafts, step_ms)
+        return _Plan(ready, sizes, depth, drafts, held_back, step_ms)
 
     def _chunk(self, ready: list[Session]) -> int:
         """Number of rows that prompts may share with decoding in this step."""
@@ -301,11 +304,14 @@ class EngineCore:
 
         return chunk_size(self._limits.prefill_chunk, decoding, expected_ms, self._limits.stall_ms)
 
-    def _prepare(self, ready: list[Session], sizes: list[int]) -> None:
+    def _prepare(self, ready: list[Session], sizes: list[int]) -> int:
+        """Lets the sessions' own proposers draft; returns how many drafts they held back."""
+        held_back, least = 0, self._budget.node_cost
         with self._meter.taking_in():
             for session, size in zip(ready, sizes, strict=True):
                 with self.sessions.guarded(session):
-                    self.sessions.prepare(session, size)
+                    held_back += self.sessions.prepare(session, size, least)
+        return held_back
 
     def _propose(self, ready: list[Session], sizes: list[int], depth: float) -> None:
         """Lets batched proposers draft, as far as that pays beside the drafts that there are already."""
@@ -343,7 +349,7 @@ class EngineCore:
                 rankings.append(nodes)
                 taking.append((session, size))
         uncomputed = [(session.uncomputed, size) for session, size in taking]
-        admitted = self._budget.admit(rankings + scouts, uncomputed, plan.depth)
+        admitted = self._budget.admit(rankings + scouts, uncomputed, plan.depth, held_back=plan.held_back)
         parts: list[Part] = []
         for (session, size), count, behind in zip(
             taking, admitted[: len(taking)], admitted[len(taking) :], strict=True

@@ -30,6 +30,10 @@ _WEIGHT = 0.1
 """Weight of one step in the running mean of the survival that nodes need."""
 _DOUBT = 0.3
 """Factor by which a source may underestimate its nodes and still be asked for them."""
+_KEPT_STEPS = 16
+"""Steps for which it stays known whether nodes could pay in steps of so many sessions."""
+_EMPTY_STEPS = 8
+"""Of as many steps without a drafted node, one says what a node would have needed."""
 
 
 class DecodingCost:
@@ -125,6 +129,14 @@ class DraftBudget:
         self._adaptive = adaptive
         self._needed = 0.0
         self._rests = DraftRests()
+        self._empty = 0
+        """Number of steps without a drafted node."""
+        self._may_pay = False
+        """Whether nodes could pay in steps that decode as many sessions, for as many nodes, as the last."""
+        self._alike = 0, 0
+        """Those numbers of sessions and nodes."""
+        self._left = 0
+        """Steps for which that stays known."""
 
     @property
     def least_survival(self) -> float:
@@ -149,7 +161,18 @@ class DraftBudget:
         nodes = sum(
             count for (uncomputed, rows), count in zip(taking, most, strict=True) if rows == uncomputed
         )
-        return nodes > 0 and may_pay(nodes, *self._bare(taking, depth))
+        return nodes > 0 and self._could_pay(nodes, taking, depth)
+
+    def _could_pay(self, nodes: int, taking: Taking, depth: float) -> bool:
+        """Whether as many nodes could pay; not worked out in every step, as the answer seldom changes."""
+        alike = len(taking), nodes
+        if any(rows > 1 for _, rows in taking):
+            return may_pay(nodes, *self._bare(taking, depth))
+        if not self._left or alike != self._alike:
+            self._may_pay = may_pay(nodes, *self._bare(taking, depth))
+            self._alike, self._left = alike, _KEPT_STEPS
+        self._left -= 1
+        return self._may_pay
 
     def yield_of(self, taking: Taking, survivals: Sequence[float], depth: float = 0.0) -> StepYield:
         """What the step yields with drafted nodes of these survivals.
@@ -166,16 +189,31 @@ class DraftBudget:
         row_ms = (cost(rows + _MORE) - cost(rows)) / _MORE if self._adaptive else 0.0
         return StepYield(tokens / step_ms, row_ms * tokens / cost(rows))
 
-    def admit(self, rankings: Sequence[Sequence[float]], taking: Taking, depth: float = 0.0) -> list[int]:
-        """Number of nodes that the step admits of each session's ranking (survivals, descending)."""
+    def admit(
+        self,
+        rankings: Sequence[Sequence[float]],
+        taking: Taking,
+        depth: float = 0.0,
+        *,
+        held_back: int = 0,
+    ) -> list[int]:
+        """Number of nodes that the step admits of each session's ranking (survivals, descending).
+
+        `held_back` is the number of drafts that were not ranked, as their nodes are worth less than a row.
+        """
         if not self._adaptive or not rankings:  # without rankings: all sessions of the step have ended
             return [len(ranking) for ranking in rankings]
-        committing, rows, cost = self._bare(taking, depth)
         most = sum(map(len, rankings))
         counts = [0] * len(rankings)
+        if not most:
+            self._rests.learn(len(taking), held_back, 0)
+            self._empty += 1
+            if self._empty % _EMPTY_STEPS != 1:
+                return counts
+        committing, rows, cost = self._bare(taking, depth)
         if most:
             counts = allot(rankings, committing, cost.between(rows, rows + most + 1), LEAST_GAIN)
-            self._rests.learn(len(taking), most, sum(counts))
+            self._rests.learn(len(taking), most + held_back, sum(counts))
         if committing:
             admitted = [ranking[:count] for ranking, count in zip(rankings, counts, strict=True)]
             expected = committing + sum(map(sum, admitted))

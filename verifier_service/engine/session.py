@@ -177,9 +177,12 @@ class Session:
         self.sources.heard(fragment.source)
         return self._pool.offer(fragment)
 
-    def prepare(self, rows: int) -> list[tuple[Fragment, Offer]]:
-        """Lets proposers draft for a step of `rows` uncomputed ids; returns what each source offered."""
-        proposals = self.sources.proposals(self.ids, self.cached + rows, self.node_limit)
+    def prepare(self, rows: int, least: float = 0.0) -> list[tuple[Fragment, Offer]]:
+        """Lets proposers draft for a step of `rows` uncomputed ids; returns what each source offered.
+
+        `least` is the survival that a node needs to be worth its row.
+        """
+        proposals = self.sources.proposals(self.ids, self.cached + rows, self.node_limit, least)
         return [self.propose(source_index, found) for source_index, found in proposals]
 
     def prepare_below(self) -> list[tuple[Fragment, Offer]]:

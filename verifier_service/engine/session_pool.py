@@ -244,9 +244,13 @@ class SessionPool:
             return False
         return True
 
-    def prepare(self, session: Session, rows: int) -> None:
-        """Lets the session's proposers draft for a step of `rows` uncomputed ids."""
-        self._count(session, session.prepare(rows))
+    def prepare(self, session: Session, rows: int, least: float = 0.0) -> int:
+        """Lets the session's proposers draft for a step of `rows` uncomputed ids.
+
+        Returns the number of drafts that were held back: see `SessionSources.proposals`.
+        """
+        self._count(session, session.prepare(rows, least))
+        return session.sources.held_back
 
     def prepare_below(self, session: Session, rows: int) -> None:
         """Lets the drafts of a session be continued for a step of `rows` uncomputed ids."""

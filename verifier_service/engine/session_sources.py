@@ -22,6 +22,9 @@ from verifier_service.remote_sources.source_presence import SourcePresence
 from verifier_service.remote_sources.sources_at_address import SourcesAtAddress
 from verifier_service.sessions.request import SessionRequest, SourceSet
 
+_OFFERED = 8
+"""Of as many drafts of a source that are worth less than their rows, one is offered: its fate may correct what
+such drafts are taken to be worth."""
 _WEIGHT = 0.1
 """Weight of one round in the running mean of a session's tokens per round."""
 _LAST: Order = (3, 0, 0)
@@ -69,6 +72,8 @@ class SessionSources:
         """Source index of each batched proposer in use, by name."""
         self.calibrator = SessionCalibrator()
         """Calibrates what each source says of its drafts."""
+        self.held_back = 0
+        """Number of drafts of the last `proposals` that were not offered."""
         self.waits = DraftWaits()
         """How long rounds wait for the drafts of sources that asked for waiting."""
         self._request = request
@@ -204,18 +209,29 @@ class SessionSources:
         ]
         return max(wanted, default=0)
 
-    def proposals(self, ids: Sequence[int], end: int, node_limit: int) -> Iterator[tuple[int, Draft]]:
+    def proposals(
+        self, ids: Sequence[int], end: int, node_limit: int, least: float = 0.0
+    ) -> Iterator[tuple[int, Draft]]:
         """Gives proposers the first `end` of the session's ids; yields drafts, each with its source index.
 
-        Proposers draft only where `end` is the number of all ids.
+        Proposers draft only where `end` is the number of all ids. Most drafts whose first node is likely to
+        be accepted less often than `least` are held back: to merge and rank a draft takes longer than to find
+        that no step will admit its nodes.
         """
+        self.held_back = 0
         for active in self._proposers:
             active.proposer.append(ids[active.appended : end])
             active.appended = max(active.appended, end)
             if end != len(ids) or (found := active.proposer.propose(node_limit)) is None:
                 continue
-            if (kept := self.cut(active.source_index, found)) is not None:
-                yield active.source_index, kept
+            if (kept := self.cut(active.source_index, found)) is None:
+                continue
+            if self.calibrator.worth(active.source_index, kept.survival[0]) < least:
+                active.worthless += 1
+                if active.worthless % _OFFERED:
+                    self.held_back += 1
+                    continue
+            yield active.source_index, kept
 
     def proposals_below(
         self, ids: Sequence[int], pool: DraftPool, node_limit: int

@@ -76,6 +76,8 @@ class ActiveProposer:
     proposer: Proposer
     appended: int = 0
     """How many of the session's leading tokens the proposer has."""
+    worthless: int = 0
+    """Number of its drafts so far whose first node was worth less than a row."""
 
 
 def make_proposer(name: str, init: ProposerInit) -> Proposer:

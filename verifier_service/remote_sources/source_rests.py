@@ -31,7 +31,7 @@ _DEAREST = 8.0
 _PROBE_WEIGHT = 2.0
 """The most that a round of a trial counts for: a source that comes back has to catch up first."""
 _FIRST_REST = 16
-_MOST_REST = 256
+_MOST_REST = 1024
 _SPARED_REST = 64
 """The longest rest, in steps, of a source whose drafts were never admitted, or right where others were right
 as well. The rest of the former also ends when the batch has shrunk to half: drafts may pay again."""
