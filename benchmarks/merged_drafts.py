@@ -32,7 +32,7 @@ from speculative.survival_curve import SurvivalCurve
 from speculative.tree import TokenTree
 from verifier_service.engine.draft_budget import LEAST_GAIN
 from verifier_service.proposers import ProposerInit, make_leaf_proposer, make_proposer
-from verifier_service.proposers.lookup import LEAST_SURVIVAL, LEAVES, NODES
+from verifier_service.proposers.own_text.lookup import LEAST_SURVIVAL, LEAVES, NODES
 
 DRAFTER, LOOKUP, BELOW = 1, 2, 3
 NAMES: Final = {DRAFTER: "drafter", LOOKUP: "lookup", BELOW: LOOKUP_BELOW}

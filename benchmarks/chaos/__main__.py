@@ -7,6 +7,8 @@ import argparse
 import asyncio
 import sys
 import time
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from benchmarks.chaos.device import DeviceFault
@@ -17,6 +19,7 @@ from benchmarks.chaos.stream_figures import CompletedFault, summary
 from benchmarks.chaos.traffic import RepeatedStreams, decode_all_golden, scripts
 from benchmarks.shared.envelope import command_line, print_result, settings_of
 from benchmarks.shared.heldout import load_prompts
+from benchmarks.upgrade.checkout import code_of
 
 CHECK_EVERY_S = 0.3
 """Seconds between two checks for faults that are due."""
@@ -65,6 +68,7 @@ async def measure(fleet: ChaosFleet, settings: argparse.Namespace) -> dict[str, 
         faults_of_devices = {str(fault): streams.device_faults[fault] for fault in tuple(DeviceFault)[1:]}
         return found | {
             "harmed_s": round(streams.now(), 1),
+            "rolled": fleet.rolled,
             "learnt": fleet.learnt(),
             "device_faults": faults_of_devices,
         }
@@ -72,7 +76,7 @@ async def measure(fleet: ChaosFleet, settings: argparse.Namespace) -> dict[str, 
         await streams.close()
 
 
-def fleet_of(settings: argparse.Namespace) -> ChaosFleet:
+def fleet_of(settings: argparse.Namespace, previous: Path | None) -> ChaosFleet:
     """The fleet that is harmed."""
     return ChaosFleet(
         settings.target,
@@ -81,6 +85,7 @@ def fleet_of(settings: argparse.Namespace) -> ChaosFleet:
         deterministic=settings.deterministic == "on",
         heads=settings.heads,
         learns=settings.learn,
+        previous=previous,
     )
 
 
@@ -102,6 +107,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--learn", action="store_true", help="have the drafters learn from the streams, in short lessons"
     )
+    parser.add_argument(
+        "--previous",
+        default="",
+        help="another release, a folder or git revision: each restart moves a service there or back",
+    )
     add_stream_flags(parser)
     return parser.parse_args()
 
@@ -110,8 +120,9 @@ def main() -> None:
     """Runs the benchmark and prints the result."""
     settings = parse()
     started = time.perf_counter()
-    with failures_said("chaos"):
-        fields = run_fleet(lambda: fleet_of(settings), lambda fleet: measure(fleet, settings))
+    with failures_said("chaos"), ExitStack() as held:
+        previous = held.enter_context(code_of(settings.previous)) if settings.previous else None
+        fields = run_fleet(lambda: fleet_of(settings, previous), lambda fleet: measure(fleet, settings))
     print_result(
         "chaos", settings_of(settings, "check"), started, fields | {"processes": ROLES}, settings.plot
     )

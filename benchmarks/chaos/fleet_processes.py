@@ -46,6 +46,35 @@ class HarmedChild(Protocol):
     def stop(self, grace_s: float) -> object: ...
 
 
+class Checkouts:
+    """The checkout from which each process runs.
+
+    Args:
+        code: the checkout of all processes at first.
+        other: the checkout of another release; None: all releases are the same.
+    """
+
+    def __init__(self, code: Path, other: Path | None = None) -> None:
+        self._code, self._other = code, other or code
+        self._of: dict[FleetProcess, Path] = {}
+        self.changed = 0
+        """How often a process changed to the other release."""
+
+    def of(self, process: FleetProcess) -> Path:
+        """The checkout from which the process starts next."""
+        return self._of.get(process, self._code)
+
+    def use(self, process: FleetProcess, code: Path) -> None:
+        """Sets the checkout from which the process starts next."""
+        self._of[process] = code
+
+    def change(self, process: FleetProcess) -> None:
+        """Has a service start from the other release next; Redis has no release of ours."""
+        if process.role != "redis" and self._other != self._code:
+            self.use(process, self._other if self.of(process) == self._code else self._code)
+            self.changed += 1
+
+
 class ChaosFleet:
     """All processes of a chaos run: call `start`, then `harm` as often as wanted, and `close` in any case."""
 
@@ -60,6 +89,7 @@ class ChaosFleet:
         devices: bool = True,
         heads: str = "",
         learns: bool = False,
+        previous: Path | None = None,
     ) -> None:
         """Reserves the addresses; nothing runs yet.
 
@@ -69,6 +99,8 @@ class ChaosFleet:
             devices: whether orchestrators take the drafts of clients' devices.
             heads: the verifiers' heads, separated by commas; empty: none.
             learns: whether the drafters learn from the streams, each in a folder of its own.
+            previous: the checkout of another release, to which a restarted service moves, and back with the
+                next restart; None: all restarts stay with `code`.
         """
         self._held = contextlib.ExitStack()
         self._all = [FleetProcess(role, number) for role, count in ROLES.items() for number in range(count)]
@@ -80,11 +112,16 @@ class ChaosFleet:
         self._models = {"verifier": target, "drafter": drafter}
         self._log_level = log_level
         self._deterministic = deterministic
-        self._code = dict.fromkeys(self._all, code)
+        self._checkouts = Checkouts(code, previous)
         self._devices = devices
         self._heads = heads
         scratch = tempfile.TemporaryDirectory(prefix="outrider-chaos-")
         self._learnt = Path(self._held.enter_context(scratch)) if learns else None
+
+    @property
+    def rolled(self) -> int:
+        """Number of restarts that moved a service to the other release."""
+        return self._checkouts.changed
 
     def learnt(self) -> dict[str, int]:
         """Lessons that the drafters began, and drafters whose latest weights are learnt ones."""
@@ -118,6 +155,8 @@ class ChaosFleet:
         match fault.harm:
             case Harm.KILL | Harm.RESTART:
                 os.kill(pid, signal.SIGKILL if fault.harm is Harm.KILL else signal.SIGTERM)
+                if fault.harm is Harm.RESTART:
+                    self._checkouts.change(process)
                 await self._start_again(process, STOP_S, fault.lasts_s)
             case Harm.FREEZE:
                 await _hold(pid, fault.lasts_s)
@@ -135,7 +174,7 @@ class ChaosFleet:
         Raises what `start` raises.
         """
         self._harmed.add(process)
-        self._code[process] = code
+        self._checkouts.use(process, code)
         await self._start_again(process, DRAIN_S)
         self._harmed.discard(process)
         await self._until_ready({process})
@@ -224,7 +263,7 @@ class ChaosFleet:
             flags += [*LEARNS, "--learn-dir", str(self._learnt / f"drafter-{process.number}")]
         module = role if role == "orchestrator" else f"{role}_service"
         environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-        environment["PYTHONPATH"] = str(self._code[process])
+        environment["PYTHONPATH"] = str(self._checkouts.of(process))
         return ServiceProcess.start(role, module, flags, env=environment)
 
 

@@ -21,6 +21,7 @@ from verifier_service.engine.core import EngineCore, TargetPass
 from verifier_service.engine.kv_cache import KVCache
 from verifier_service.engine.messages import Open
 from verifier_service.engine.session import Session
+from verifier_service.engine.source_policy import Reputations
 from verifier_service.engine.stats import PassTimes
 from verifier_service.engine.step import EngineLimits
 from verifier_service.engine.step_cost import StepCostModel
@@ -186,6 +187,8 @@ class MeteredEngine:
         cache = KVCache(self._target.pool, False, 0.0)
         self._core = EngineCore(cache, limits, self.costs, self._meter, self._timed)
         self._handles = 0
+        self._reputations = Reputations()
+        """What earlier streams taught about the sources."""
 
     @property
     def muted(self) -> dict[str, str]:
@@ -285,4 +288,5 @@ class MeteredEngine:
         checker = StopChecker((), request.limit, (), None, ids, len(ids), 0)
         inside = frozenset(range(1, len(self._sources) + 1))
         sources = SourceSet(self._sources, inside, frozenset())
-        return Session(self._handles, request, checker, self._target.vocabulary_size, sources)
+        width, known = self._target.vocabulary_size, self._reputations
+        return Session(self._handles, request, checker, width, sources, reputations=known)

@@ -95,8 +95,17 @@ class ReferenceFollower:
         self._recent: list[int] = []
         self._edits = LearntEdits()
 
-    def push(self, token: int) -> None:
-        """Takes the next id of the output."""
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Takes the next ids of the output.
+
+        A place that none of the present ones leads to is looked for behind the last id alone.
+        """
+        for token in tokens[:-1]:
+            self._push(token, searches=False)
+        for token in tokens[-1:]:
+            self._push(token, searches=True)
+
+    def _push(self, token: int, *, searches: bool) -> None:
         recent = self._recent
         recent.append(token)
         if len(recent) > 2 * _MOST_MATCHED:
@@ -115,7 +124,7 @@ class ReferenceFollower:
             self._left, self._gap = best.at, 0
         if self._left != _NOWHERE:
             self._gap += 1
-        self._places = _best([*agreed, *self._near(token), *self._anywhere()])
+        self._places = _best([*agreed, *self._near(token), *self._anywhere()] if searches else agreed)
 
     def draft(self, count: int) -> Draft | None:
         """A tree of up to `count` ids from the likeliest places; None where the output has left the texts."""

@@ -1,11 +1,13 @@
 """The plan of faults and the arithmetic over what streams went through: pure, so without any process."""
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from benchmarks.chaos import fault_plan as plan
 from benchmarks.chaos import stream_figures as figures
+from benchmarks.chaos.fleet_processes import Checkouts
 
 FLEET = {"verifier": 2, "orchestrator": 2, "drafter": 2, "retrieval": 1, "redis": 1}
 VERIFIERS = [plan.FleetProcess("verifier", number) for number in range(2)]
@@ -189,3 +191,24 @@ def test_what_differs_fails_or_never_ends_is_not_identical() -> None:
     assert result["differences"][0]["at"] == 1
     assert result["errors"] == ["0.0/0: Unavailable: nobody", "0.0/0: did not end"]
     assert result["by_fault"]["drafter"]["kill"]["faults"] == 1
+
+
+def test_each_restart_moves_a_service_to_the_other_release_or_back() -> None:
+    present, previous = Path("present"), Path("previous")
+    verifier, redis = plan.FleetProcess("verifier", 0), plan.FleetProcess("redis", 0)
+    checkouts = Checkouts(present, previous)
+    seen = []
+    for _ in range(3):
+        seen.append(checkouts.of(verifier))
+        checkouts.change(verifier)
+        checkouts.change(redis)
+    assert seen == [present, previous, present]
+    assert checkouts.of(redis) == checkouts.of(plan.FleetProcess("verifier", 1)) == present
+    assert checkouts.changed == 3
+
+
+def test_without_another_release_restarts_stay_with_this_one() -> None:
+    checkouts = Checkouts(Path("present"))
+    checkouts.change(plan.FleetProcess("verifier", 0))
+    assert checkouts.of(plan.FleetProcess("verifier", 0)) == Path("present")
+    assert checkouts.changed == 0

@@ -18,7 +18,7 @@ PERIODIC = (*range(50, 90), *range(7)) * 12
 def after(output: Sequence[int], *texts: Sequence[int]) -> ReferenceFollower:
     follower = ReferenceFollower(texts or (TEXT,))
     for token in output:
-        follower.push(token)
+        follower.extend((token,))
     return follower
 
 
@@ -49,7 +49,7 @@ def acceptance_length(output: Sequence[int], *texts: Sequence[int], node_limit: 
         while end < len(output) and (node, output[end]) in nodes:
             node, end = nodes[node, output[end]], end + 1
         for token in output[at : end + 1]:
-            follower.push(token)
+            follower.extend((token,))
         at, rounds = end + 1, rounds + 1
     return len(output) / rounds
 
@@ -77,6 +77,23 @@ def test_a_copy_that_runs_well_offers_the_whole_window() -> None:
     assert draft.tokens == LONG[20:84]
     assert draft.parents == tuple(range(-1, 63))
     assert draft.survival[63] > 0.6
+
+
+@pytest.mark.parametrize("piece", [2, 7, 65])
+def test_ids_that_come_in_pieces_are_followed_like_single_ones(piece: int) -> None:
+    pieces = ReferenceFollower((LONG,))
+    for begin in range(0, 200, piece):
+        pieces.extend(LONG[begin : begin + piece])
+    end = -(-200 // piece) * piece
+    assert pieces.draft(16) == after(LONG[:end], LONG).draft(16)
+
+
+def test_behind_a_piece_the_place_of_its_last_ids_is_found() -> None:
+    follower = ReferenceFollower((LONG,))
+    follower.extend((*LONG[:20], *[2001] * 40, *LONG[300:312]))
+    draft = follower.draft(8)
+    assert draft is not None
+    assert draft.tokens == LONG[312:320]
 
 
 def test_survival_grows_with_the_copy() -> None:
@@ -184,7 +201,7 @@ def test_nothing_is_copied_from_nothing() -> None:
     for texts in ((), ((),), ((), ())):
         assert ReferenceFollower(texts).draft(4) is None
         follower = ReferenceFollower(texts)
-        follower.push(5)
+        follower.extend((5,))
         assert follower.draft(4) is None
     assert after(()).draft(0) is None
     assert after((77, 78)).draft(4) is None
@@ -201,7 +218,7 @@ def test_any_output_beside_any_text_gives_drafts_within_the_limit(text: list[int
     for token in output:
         draft = follower.draft(12)
         assert draft is None or len(draft) <= 12
-        follower.push(token)
+        follower.extend((token,))
 
 
 @given(

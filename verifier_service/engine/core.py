@@ -194,14 +194,8 @@ class EngineCore:
         self._computing = None
         self.totals.steps += 1
         self.totals.rows += computed.rows
-        self.sessions.step = Step(
-            self.totals.steps,
-            times.began_s,
-            times.ended_s,
-            len(computed.parts),
-            computed.rows,
-            times.waited_s,
-        )
+        number, sessions, rows = self.totals.steps, len(computed.parts), computed.rows
+        self.sessions.step = Step(number, times.began_s, times.ended_s, sessions, rows, times.waited_s)
         self._measure_presence(computed)
         before, committed = len(self.sessions.updates), self.totals.committed
         self._commit_all(computed.parts, outcome)

@@ -245,10 +245,7 @@ class SessionPool:
         return True
 
     def prepare(self, session: Session, rows: int, least: float = 0.0) -> int:
-        """Lets the session's proposers draft for a step of `rows` uncomputed ids.
-
-        Returns the number of drafts that were held back: see `SessionSources.proposals`.
-        """
+        """Lets the session's proposers draft; returns how many drafts they held back."""
         self._count(session, session.prepare(rows, least))
         return session.sources.held_back
 

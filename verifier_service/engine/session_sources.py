@@ -16,15 +16,13 @@ from speculative.marginal import DraftedPlace, Order, SourceGain, credited
 from speculative.policies.local import LocalDrafts
 from verifier_service.engine.source_policy import DraftWaits, Reputations, SourceLatency
 from verifier_service.observe.round_log import Rest, SourceState
-from verifier_service.proposers import LEAF_PROPOSERS, PROPOSERS, ActiveProposer, ProposerInit, make_proposer
-from verifier_service.proposers.lookup import LeafDrafts
+from verifier_service.proposers import LEAF_PROPOSERS, PROPOSERS, ProposerInit
+from verifier_service.proposers.own_text.active import SessionProposers
+from verifier_service.proposers.own_text.lookup import LeafDrafts
 from verifier_service.remote_sources.source_presence import SourcePresence
 from verifier_service.remote_sources.sources_at_address import SourcesAtAddress
 from verifier_service.sessions.request import SessionRequest, SourceSet
 
-_OFFERED = 8
-"""Of as many drafts of a source that are worth less than their rows, one is offered: its fate may correct what
-such drafts are taken to be worth."""
 _WEIGHT = 0.1
 """Weight of one round in the running mean of a session's tokens per round."""
 _LAST: Order = (3, 0, 0)
@@ -88,7 +86,7 @@ class SessionSources:
         self._proposer_init = ProposerInit(
             request.prompt_length, request.prediction, request.references, grammar
         )
-        self._proposers: list[ActiveProposer] = []
+        self._proposers = SessionProposers(self._proposer_init)
         self._below: LeafDrafts | None = None
         """Drafts below the leaves of other sources' drafts; None: the session does not name the source."""
         self._own_text: frozenset[int] = frozenset()
@@ -99,7 +97,7 @@ class SessionSources:
         """Remote sources in use, by address."""
         self._at: dict[int, SourcesAtAddress] = {}
         """The same by source index."""
-        self._stood: tuple[tuple[SourceState | None, _Remote], Standing] | None = None
+        self._stood: tuple[tuple[tuple[SourceState, ...], _Remote], Standing] | None = None
         """How the sources stood when they were last asked; None: they have changed since."""
         self._gains: dict[int, SourceGain] = {}
         """What each source gained in this session and others, by source index."""
@@ -121,12 +119,7 @@ class SessionSources:
             name: index for name, index in inside.items() if name not in {*PROPOSERS, *LEAF_PROPOSERS}
         }
         self._use_below(inside)
-        known = {active.source_index: active for active in self._proposers}
-        self._proposers = [
-            known.get(source_index) or ActiveProposer(source_index, make_proposer(name, self._proposer_init))
-            for name, source_index in sorted(inside.items(), key=lambda each: each[1])
-            if name in PROPOSERS
-        ]
+        self._proposers.use(inside, reputations)
         self._local = {
             source_index: cuts
             for source_index in sorted(sources.proposers)
@@ -154,13 +147,15 @@ class SessionSources:
 
     def standing(self, sessions: int) -> Standing:
         """How sources that may rest stand, in steps of `sessions` sessions; one object until that changes."""
-        below = None if self._below is None else self._below.state
+        inside = self._proposers.states
+        if self._below is not None:
+            inside = (*inside, self._below.state)
         remote = [
             (address.rest(paused=self._pauses(address)), address.slowdown(sessions))
             for address in self._addresses
         ]
-        if self._stood is None or (below, remote) != self._stood[0]:
-            self._stood = (below, remote), _standing(below, self._addresses, remote)
+        if self._stood is None or (inside, remote) != self._stood[0]:
+            self._stood = (inside, remote), _standing(inside, self._addresses, remote)
         return self._stood[1]
 
     @property
@@ -220,18 +215,15 @@ class SessionSources:
         """
         self.held_back = 0
         for active in self._proposers:
-            active.proposer.append(ids[active.appended : end])
-            active.appended = max(active.appended, end)
-            if end != len(ids) or (found := active.proposer.propose(node_limit)) is None:
+            if (found := active.propose(ids, end, node_limit)) is None:
                 continue
-            if (kept := self.cut(active.source_index, found)) is None:
+            source_index = active.source_index
+            if (kept := self.cut(source_index, found)) is None:
                 continue
-            if self.calibrator.worth(active.source_index, kept.survival[0]) < least:
-                active.worthless += 1
-                if active.worthless % _OFFERED:
-                    self.held_back += 1
-                    continue
-            yield active.source_index, kept
+            if active.holds_back(self.calibrator.worth(source_index, kept.survival[0]), least):
+                self.held_back += 1
+                continue
+            yield source_index, kept
 
     def proposals_below(
         self, ids: Sequence[int], pool: DraftPool, node_limit: int
@@ -309,6 +301,8 @@ class SessionSources:
             # Such a token only lengthens a round whose drafts were right so far: it saves a part of a round.
             saved = own.get(below.source_index, 0) * gain.net(row) / self._tokens
             below.committed(saved, spared=spared, batch=batch, step=step, right=gain.often_right)
+        if scored.node_cost:  # a budget that admits all nodes lets no proposer rest
+            self._proposers.committed(own, self._gains, row, batch=batch, step=step)
         heard.clear()
         return own
 
@@ -399,11 +393,13 @@ class SessionSources:
         return self._reputations.local_drafts(self._policy, name)
 
 
-def _standing(below: SourceState | None, addresses: Sequence[SourcesAtAddress], remote: _Remote) -> Standing:
+def _standing(
+    inside: Sequence[SourceState], addresses: Sequence[SourcesAtAddress], remote: _Remote
+) -> Standing:
     states = [
         SourceState(index, rest, slowdown)
         for address, (rest, slowdown) in zip(addresses, remote, strict=True)
         for index in sorted(address.indices)
     ]
     resting = frozenset([state.source for state in states if state.rest != Rest.NONE])
-    return Standing(tuple(states if below is None else [below, *states]), resting)
+    return Standing((*inside, *states), resting)

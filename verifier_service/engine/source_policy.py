@@ -24,7 +24,7 @@ from speculative.policies.local import LocalDrafts
 from speculative.policies.names import DEFAULT_POLICY
 from speculative.policies.policy import DraftLimits
 from verifier_service.remote_sources.source_presence import SourcePresence
-from verifier_service.remote_sources.source_rests import SourceActivity
+from verifier_service.remote_sources.source_rests import SourceActivity, SourceRecord
 
 _WEIGHT = 0.15
 # A source that sent nothing useful for this many rounds is silent, and no step waits for it.
@@ -189,6 +189,8 @@ class Reputation:
 
     calibration: Calibration = field(default_factory=Calibration)
     gain: SourceGain = field(default_factory=SourceGain)
+    record: SourceRecord = field(default_factory=SourceRecord)
+    """What the source saved, if it is inside this worker."""
 
 
 @dataclass(frozen=True, slots=True)

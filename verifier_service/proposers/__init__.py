@@ -14,13 +14,13 @@ from speculative.implementations import load_implementation
 from speculative.lookup.session_text import SessionText
 
 PROPOSERS = {
-    GRAMMAR: "verifier_service.proposers.forced:ForcedProposer",
-    "lookup": "verifier_service.proposers.lookup:LookupProposer",
-    PREDICTION: "verifier_service.proposers.prediction:PredictionProposer",
-    REFERENCES: "verifier_service.proposers.prediction:ReferencesProposer",
+    GRAMMAR: "verifier_service.proposers.own_text.forced:ForcedProposer",
+    "lookup": "verifier_service.proposers.own_text.lookup:LookupProposer",
+    PREDICTION: "verifier_service.proposers.own_text.prediction:PredictionProposer",
+    REFERENCES: "verifier_service.proposers.own_text.prediction:ReferencesProposer",
 }
 """Source name to "module:class" of a Proposer, which is constructed from a `ProposerInit`."""
-LEAF_PROPOSERS = {LOOKUP_BELOW: "verifier_service.proposers.lookup:LookupBelow"}
+LEAF_PROPOSERS = {LOOKUP_BELOW: "verifier_service.proposers.own_text.lookup:LookupBelow"}
 """Source name to "module:class" of a LeafProposer, which is constructed from a `ProposerInit`."""
 BATCHED_PROPOSERS = {
     "bigram": "verifier_service.proposers.bigram:plan",
@@ -65,19 +65,6 @@ class LeafProposer(Protocol):
 
     def propose_below(self, path: Sequence[int], most: int) -> Draft | None:
         """A draft of at most `most` nodes that may follow the session's text and this path, or None."""
-
-
-@dataclass(slots=True)
-class ActiveProposer:
-    """A proposer in use by one session."""
-
-    source_index: int
-    """Index of the proposer among the session's sources, from 1."""
-    proposer: Proposer
-    appended: int = 0
-    """How many of the session's leading tokens the proposer has."""
-    worthless: int = 0
-    """Number of its drafts so far whose first node was worth less than a row."""
 
 
 def make_proposer(name: str, init: ProposerInit) -> Proposer:

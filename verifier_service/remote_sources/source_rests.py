@@ -38,6 +38,8 @@ as well. The rest of the former also ends when the batch has shrunk to half: dra
 _SILENT = 0.25
 """What a round counts for if the source sends nothing: the source may be reading a long prompt, or have much
 to draft later on. The target pays nearly as much for such a round as for any other."""
+_RECORD_WEIGHT = 1 / 64
+"""Weight of one round in what a source has saved lately."""
 _SPARED = 8.0
 """A round in which there were drafts and none was admitted counts as this many: such a batch has no use for
 them."""
@@ -62,6 +64,23 @@ class SourceActivity:
     """Sessions in the step that admitted none of its drafts; 0: it rests because its drafts were wrong."""
     late: bool = False
     """Whether the source sent drafts for a session that had ended. Set by the reader of its stream."""
+
+
+@dataclass(slots=True)
+class SourceRecord:
+    """What a source inside the verifier saved in the rounds of earlier sessions, the latest above all."""
+
+    saved: float = 1.0
+    """Running mean of the rounds that the source saved in each round that it was asked."""
+
+    def learn(self, saved: float) -> None:
+        """Learns from a round in which the source was asked."""
+        self.saved += _RECORD_WEIGHT * (saved - self.saved)
+
+    def activity(self) -> SourceActivity:
+        """Counts for one more session: a source that saves too little has a few rounds to prove otherwise."""
+        pays = self.saved >= LEAST_PRICE
+        return SourceActivity(barren=0.0 if pays else _FIRST_ROUNDS - _PROBE_ROUNDS)
 
 
 class SourceThrottle:

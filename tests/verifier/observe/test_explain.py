@@ -150,9 +150,12 @@ async def test_rounds_say_whether_a_source_was_sent_them_and_why_not() -> None:
             answer = await verifier.generate([1, 2, 3], new=190, session="one", sources=sources)
             await eventually(lambda: verifier.metric("num_requests_running") == 0)
         (explanation,) = await explained(verifier, "one")
-    states = [state for found in explanation.rounds for state in found.source_states]
+    drafter = list(explanation.source_names).index("drafter") + 1
+    states, lookups = [], []
+    for state in (state for found in explanation.rounds for state in found.source_states):
+        (states if state.source == drafter else lookups).append(state)
     assert len(states) == len(explanation.rounds) == answer.usage.rounds
-    assert {explanation.source_names[state.source - 1] for state in states} == {"drafter"}
+    assert {state.rest for state in lookups} <= {STATE.REST_GAINS_TOO_LITTLE}, "others are not told of"
     assert states[0].rest == STATE.REST_NONE
     rests = {state.rest for state in states}
     resting = {STATE.REST_GAINS_TOO_LITTLE, STATE.REST_NOT_ADMITTED}

@@ -15,7 +15,7 @@ from tests.in_time import in_time
 from verifier_service.engine.messages import InFlight, Offers
 from verifier_service.engine.session import Session
 from verifier_service.observe.round_log import Rest
-from verifier_service.proposers import lookup
+from verifier_service.proposers.own_text import lookup
 
 BELOW = "lookup-below"
 BOTH = pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

@@ -17,8 +17,7 @@ class ReferencesProposer:
 
     def append(self, tokens: Sequence[int]) -> None:
         """Follows the output by these tokens; those of the prompt are skipped."""
-        for token in tokens[self._prompt_left :]:
-            self._follower.push(token)
+        self._follower.extend(tokens[self._prompt_left :])
         self._prompt_left = max(0, self._prompt_left - len(tokens))
 
     def propose(self, node_limit: int) -> Draft | None:
