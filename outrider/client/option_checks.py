@@ -123,12 +123,19 @@ def _is_list(value: object) -> TypeGuard[Iterable[Any]]:
     return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | Iterator)
 
 
-_SIGNED = _whole(-(2**63), 2**63)
+def _signed(name: str, value: Any) -> None:
+    # Which numbers make sense is the server's to say; a message holds any of 64 bits.
+    if not _is_whole(value):
+        raise fault(name, value, "a whole number")
+    if not -(2**63) <= value < 2**63:
+        raise fault(name, value, "a number of 64 bits")
+
+
 _CHECKS: dict[str, Check] = {
     "ids": _ids,
-    "max_tokens": _SIGNED,
+    "max_tokens": _signed,
     "temperature": _number,
-    "top_k": _SIGNED,
+    "top_k": _signed,
     "top_p": _number,
     "min_p": _number,
     "repetition_penalty": _number,
@@ -140,15 +147,15 @@ _CHECKS: dict[str, Check] = {
     "stop": _texts,
     "stop_ids": _ids,
     "ignore_eos": _flag,
-    "min_tokens": _SIGNED,
+    "min_tokens": _signed,
     "json_schema": _schema,
     "regex": _text,
     "json_object": _flag,
     "choice": _texts,
     "lark": _text,
-    "n": _SIGNED,
+    "n": _signed,
     "logprobs": _flag,
-    "top_logprobs": _SIGNED,
+    "top_logprobs": _signed,
     "logprobs_of": _text,
     "seed": _whole(0, 2**64),
     "model": _text,
@@ -156,7 +163,7 @@ _CHECKS: dict[str, Check] = {
     "tenant": _text,
     "speculation": _flag,
     "sources": _texts,
-    "nodes": _SIGNED,
+    "nodes": _signed,
     "learn": _flag,
     "corpora": _texts,
     "prediction": _text,

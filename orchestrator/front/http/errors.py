@@ -8,6 +8,7 @@ import grpc
 from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from orchestrator.front.http.field_faults import FieldRefused
 from outrider.wire.status import RETRY_KEY, status_of
@@ -48,6 +49,7 @@ _NAMED_KINDS: dict[type[Exception], tuple[ErrorKind, str | None]] = {
     UnknownModel: (ErrorKind(404, "invalid_request_error", "model_not_found"), "model"),
     UnknownSession: (ErrorKind(404, "invalid_request_error", "session_not_found"), "session"),
 }
+_METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
 _INTERNAL = ErrorKind(500, "server_error", "internal_error")
 
 # Fields by the names that the checks of both fronts give them, where the body has another name. The messages
@@ -154,5 +156,19 @@ async def on_http_error(request: Request, error: Exception) -> JSONResponse:
     """Handles what the framework refuses: an unknown path or method, a body that is not JSON."""
     assert isinstance(error, HTTPException)
     type_ = "invalid_request_error" if error.status_code < 500 else "server_error"
-    body = shaped(openai_error(str(error.detail), type_), error.status_code, request.url.path)
-    return JSONResponse(body, error.status_code, dict(error.headers or {}))
+    message, headers = str(error.detail), dict(error.headers or {})
+    if error.status_code == 405:
+        methods = ", ".join(_methods(request))
+        message, headers = f"this path takes {methods}, not {request.method}", {"Allow": methods}
+    body = shaped(openai_error(message, type_), error.status_code, request.url.path)
+    return JSONResponse(body, error.status_code, headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """The methods that the request's path takes."""
+    scopes = {method: {**request.scope, "method": method} for method in _METHODS}
+    return [
+        method
+        for method, scope in scopes.items()
+        if any(route.matches(scope)[0] == Match.FULL for route in request.app.routes)
+    ]

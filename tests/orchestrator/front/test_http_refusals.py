@@ -23,6 +23,15 @@ async def test_unknown_models_paths_and_methods_have_the_shape_too(world: World,
             await client.embeddings.create(model="toy", input="x")
         status, said, _ = await asyncio.to_thread(send, front.http, "/v1/completions", b"", "GET")
         assert (status, said["error"]["type"]) == (405, "invalid_request_error")
+        assert said["error"]["message"] == "this path takes POST, not GET"
+
+
+async def test_a_refused_method_is_told_every_method_of_the_path(world: World, table: TokenTable) -> None:
+    async with asking(world, table) as (_, _, front):
+        status, said, headers = await asyncio.to_thread(send, front.http, "/health", b"", "DELETE")
+    assert status == 405
+    assert said["error"]["message"] == "this path takes GET, not DELETE"
+    assert headers["allow"] == "GET"
 
 
 async def test_a_full_front_says_when_to_come_back(world: World, table: TokenTable) -> None:
