@@ -2,8 +2,8 @@
 
 Evidence is every offered node whose parent was committed, whether the node was admitted to a round or not:
 the committed token says which child was right. So learning costs nothing, and a source none of whose nodes
-are admitted is still measured. Sources are overconfident as a rule (DSpark, EAGLE-2), and priors set by hand
-know no text. Pure; knows nothing of trees.
+are admitted is still measured, by those of its drafts that are offered. Sources are overconfident as a rule
+(DSpark, EAGLE-2), and priors set by hand know no text. Pure; knows nothing of trees.
 """
 
 from bisect import bisect_right

@@ -19,7 +19,7 @@ from benchmarks.chaos.stream_figures import CompletedFault, summary
 from benchmarks.chaos.traffic import RepeatedStreams, decode_all_golden, scripts
 from benchmarks.shared.envelope import command_line, print_result, settings_of
 from benchmarks.shared.heldout import load_prompts
-from benchmarks.upgrade.checkout import code_of
+from benchmarks.upgrade.checkout import code_of, revision_of
 
 CHECK_EVERY_S = 0.3
 """Seconds between two checks for faults that are due."""
@@ -123,6 +123,7 @@ def main() -> None:
     with failures_said("chaos"), ExitStack() as held:
         previous = held.enter_context(code_of(settings.previous)) if settings.previous else None
         fields = run_fleet(lambda: fleet_of(settings, previous), lambda fleet: measure(fleet, settings))
+        fields["previous"] = None if previous is None else revision_of(previous)
     print_result(
         "chaos", settings_of(settings, "check"), started, fields | {"processes": ROLES}, settings.plot
     )

@@ -184,7 +184,9 @@ class Round(_message.Message):
 
     @_builtins.property
     def source_states(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceState]:
-        """The state of each source outside the worker that the session used, behind the round."""
+        """The state of each source of the session that may rest, behind the round: those outside the worker, and
+        lookup, prediction and references inside.
+        """
 
     def __init__(
         self,
@@ -216,7 +218,7 @@ Global___Round: _TypeAlias = Round  # noqa: Y015
 
 @_typing.final
 class SourceState(_message.Message):
-    """Whether the verifier sent a source a round, and what it had measured of the source."""
+    """Whether the verifier sent a source a round, or asked a source inside, and what it had measured of the source."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -98,7 +98,7 @@ class ReferenceFollower:
     def extend(self, tokens: Sequence[int]) -> None:
         """Takes the next ids of the output.
 
-        A place that none of the present ones leads to is looked for behind the last id alone.
+        New places are searched for only after the last id.
         """
         for token in tokens[:-1]:
             self._push(token, searches=False)

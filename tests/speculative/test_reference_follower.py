@@ -88,6 +88,17 @@ def test_ids_that_come_in_pieces_are_followed_like_single_ones(piece: int) -> No
     assert pieces.draft(16) == after(LONG[:end], LONG).draft(16)
 
 
+@pytest.mark.parametrize("piece", [3, 8, 33])
+def test_an_edit_amid_a_piece_is_passed(piece: int) -> None:
+    edited = (*LONG[:100], 2001, 2002, *LONG[103:200])
+    follower = ReferenceFollower((LONG,))
+    for begin in range(0, 132, piece):
+        follower.extend(edited[begin : min(begin + piece, 132)])
+    draft = follower.draft(16)
+    assert draft is not None
+    assert draft.tokens == edited[132:148]
+
+
 def test_behind_a_piece_the_place_of_its_last_ids_is_found() -> None:
     follower = ReferenceFollower((LONG,))
     follower.extend((*LONG[:20], *[2001] * 40, *LONG[300:312]))

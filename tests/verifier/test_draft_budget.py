@@ -61,14 +61,31 @@ def test_plain_decoding_teaches_what_nodes_need_too() -> None:
     assert shared.least_survival == before > 0.0, "a step that commits nothing says nothing"
 
 
-def test_of_eight_steps_without_a_node_one_teaches_what_nodes_need() -> None:
-    shared = budget()
+def taught(shared: DraftBudget, sessions: int, steps: int) -> list[bool]:
+    """Whether each of some steps without a node has taught what nodes need."""
     learnt = []
-    for _ in range(17):
+    for _ in range(steps):
         before = shared.node_cost
-        shared.admit([[]], [(1, 1)])
-        learnt.append(shared.node_cost > before)
-    assert learnt == [True, *[False] * 7] * 2 + [True]
+        shared.admit([[]] * sessions, [(1, 1)] * sessions)
+        learnt.append(shared.node_cost != before)
+    return learnt
+
+
+def test_steps_without_a_node_teach_what_nodes_need_until_it_is_known_and_then_one_in_eight() -> None:
+    shared = budget()
+    learnt = taught(shared, 1, 60)
+    assert all(learnt[:20])
+    assert learnt[-8:].count(True) == 1
+    assert all(taught(shared, 8, 10)), "steps of other sessions need something else"
+
+
+def test_the_first_node_of_a_step_needs_what_its_row_costs_in_that_step() -> None:
+    shared = budget()
+    for _ in range(60):
+        shared.admit([SURE] * 40, [(1, 1)] * 40)
+    shared.asks_for_drafts([(1, 1)], [16])
+    assert shared.first_needs == pytest.approx(0.25 / 5.25)
+    assert shared.node_cost > 4 * shared.first_needs
 
 
 def test_whether_nodes_could_pay_is_worked_out_anew_for_other_steps_and_every_sixteenth() -> None:

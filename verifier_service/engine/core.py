@@ -241,6 +241,7 @@ class EngineCore:
             case Offers():
                 sessions.take_offers(command)
             case Open(session):
+                session.sources.may_rest = self._limits.adaptive
                 sessions.open(session, now_s)
             case Cancel(handle, message):
                 if (cancelled := sessions.get(handle)) is not None:
@@ -286,7 +287,7 @@ class EngineCore:
             self._propose(ready, sizes, depth)
         drafts &= self.sessions.fit(ready, sizes)
         step_ms = self._costs.expected_ms(sum(sizes) + sum(nodes), len(ready), depth)
-        return _Plan(ready, sizes, depth, drafts, held_back, step_ms)
+        return _Plan(ready, sizes, depth, drafts, held_back if drafts else 0, step_ms)
 
     def _chunk(self, ready: list[Session]) -> int:
         """Number of rows that prompts may share with decoding in this step."""
@@ -300,7 +301,7 @@ class EngineCore:
 
     def _prepare(self, ready: list[Session], sizes: list[int]) -> int:
         """Lets the sessions' own proposers draft; returns how many drafts they held back."""
-        held_back, least = 0, self._budget.node_cost
+        held_back, least = 0, self._budget.first_needs
         with self._meter.taking_in():
             for session, size in zip(ready, sizes, strict=True):
                 with self.sessions.guarded(session):

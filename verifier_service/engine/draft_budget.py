@@ -31,9 +31,11 @@ _WEIGHT = 0.1
 _DOUBT = 0.3
 """Factor by which a source may underestimate its nodes and still be asked for them."""
 _KEPT_STEPS = 16
-"""Steps for which it stays known whether nodes could pay in steps of so many sessions."""
+"""Steps for which it stays known whether nodes could pay in steps of as many rows."""
 _EMPTY_STEPS = 8
-"""Of as many steps without a drafted node, one says what a node would have needed."""
+"""Of as many steps without a drafted node, one says what a node needs, once steps like it say nothing new."""
+_SAME = 0.05
+"""Share by which what a node needs may differ from the mean and say nothing new."""
 
 
 class DecodingCost:
@@ -129,14 +131,18 @@ class DraftBudget:
         self._adaptive = adaptive
         self._needed = 0.0
         self._rests = DraftRests()
-        self._empty = 0
-        """Number of steps without a drafted node."""
         self._may_pay = False
-        """Whether nodes could pay in steps that decode as many sessions, for as many nodes, as the last."""
-        self._alike = 0, 0
-        """Those numbers of sessions and nodes."""
-        self._left = 0
-        """Steps for which that stays known."""
+        """Whether drafted nodes could pay in a step like the last."""
+        self._known_for = 0, 0, 0
+        """Sessions that commit, rows and most nodes of the steps for which that is known."""
+        self._known_steps = 0
+        """Number of further steps for which that is taken as known."""
+        self._bare_needs = 0.0
+        """Survival that the first drafted node needs in such a step."""
+        self._taught_by = 0, 0
+        """Sessions that commit and rows of the empty step that taught what nodes need."""
+        self._skipped = 0
+        """Number of further steps like that one that need not teach it again."""
 
     @property
     def least_survival(self) -> float:
@@ -147,6 +153,11 @@ class DraftBudget:
     def node_cost(self) -> float:
         """Cost of one more row in steps like the last, in tokens that the time would otherwise yield."""
         return min(1.0, self._needed)
+
+    @property
+    def first_needs(self) -> float:
+        """Survival that the first drafted node needs to pay for its row, in the step asked about last."""
+        return self._bare_needs
 
     def asks_for_drafts(self, taking: Taking, most: Sequence[int], depth: float = 0.0) -> bool:
         """Whether the step looks for drafts, of at most `most` nodes for each session; call once per step.
@@ -165,13 +176,13 @@ class DraftBudget:
 
     def _could_pay(self, nodes: int, taking: Taking, depth: float) -> bool:
         """Whether as many nodes could pay; not worked out in every step, as the answer seldom changes."""
-        alike = len(taking), nodes
-        if any(rows > 1 for _, rows in taking):
-            return may_pay(nodes, *self._bare(taking, depth))
-        if not self._left or alike != self._alike:
-            self._may_pay = may_pay(nodes, *self._bare(taking, depth))
-            self._alike, self._left = alike, _KEPT_STEPS
-        self._left -= 1
+        alike = *_counted(taking), nodes
+        if not self._known_steps or alike != self._known_for:
+            committing, rows, cost = self._bare(taking, depth)
+            self._may_pay = may_pay(nodes, committing, rows, cost)
+            self._bare_needs = least_survival(committing, rows, cost, _MORE)
+            self._known_for, self._known_steps = alike, _KEPT_STEPS
+        self._known_steps -= 1
         return self._may_pay
 
     def yield_of(self, taking: Taking, survivals: Sequence[float], depth: float = 0.0) -> StepYield:
@@ -205,25 +216,35 @@ class DraftBudget:
             return [len(ranking) for ranking in rankings]
         most = sum(map(len, rankings))
         counts = [0] * len(rankings)
-        if not most:
+        if not most and self._skipped and _counted(taking) == self._taught_by:
+            self._skipped -= 1
             self._rests.learn(len(taking), held_back, 0)
-            self._empty += 1
-            if self._empty % _EMPTY_STEPS != 1:
-                return counts
+            return counts
         committing, rows, cost = self._bare(taking, depth)
         if most:
             counts = allot(rankings, committing, cost.between(rows, rows + most + 1), LEAST_GAIN)
-            self._rests.learn(len(taking), most + held_back, sum(counts))
+        self._rests.learn(len(taking), most + held_back, sum(counts))
+        self._skipped = 0
         if committing:
             admitted = [ranking[:count] for ranking, count in zip(rankings, counts, strict=True)]
             expected = committing + sum(map(sum, admitted))
             needed = least_survival(expected, rows + sum(counts), cost, _MORE)
             self._needed += _WEIGHT * (needed - self._needed)
+            if not most and abs(needed - self._needed) <= _SAME * needed:
+                self._taught_by, self._skipped = (committing, rows), _EMPTY_STEPS - 1
         return counts
 
     def _bare(self, taking: Taking, depth: float) -> tuple[int, int, DecodingCost]:
         """For the step without drafts: sessions that commit, rows, and the cost of decoding."""
-        rows = sum(size for _, size in taking)
-        committing = sum(uncomputed == size for uncomputed, size in taking)
+        committing, rows = _counted(taking)
         cost = DecodingCost(self._costs, rows, rows - committing, len(taking), depth)
         return committing, rows, cost
+
+
+def _counted(taking: Taking) -> tuple[int, int]:
+    """Sessions of a step that commit a token, and its rows without drafts."""
+    committing = rows = 0
+    for uncomputed, size in taking:
+        committing += uncomputed == size
+        rows += size
+    return committing, rows

@@ -72,6 +72,8 @@ class SessionSources:
         """Calibrates what each source says of its drafts."""
         self.held_back = 0
         """Number of drafts of the last `proposals` that were not offered."""
+        self.may_rest = True
+        """Whether sources of the session's own text rest where they gain too little."""
         self.waits = DraftWaits()
         """How long rounds wait for the drafts of sources that asked for waiting."""
         self._request = request
@@ -97,7 +99,7 @@ class SessionSources:
         """Remote sources in use, by address."""
         self._at: dict[int, SourcesAtAddress] = {}
         """The same by source index."""
-        self._stood: tuple[tuple[tuple[SourceState, ...], _Remote], Standing] | None = None
+        self._stood: tuple[tuple[list[SourceState], _Remote], Standing] | None = None
         """How the sources stood when they were last asked; None: they have changed since."""
         self._gains: dict[int, SourceGain] = {}
         """What each source gained in this session and others, by source index."""
@@ -149,7 +151,7 @@ class SessionSources:
         """How sources that may rest stand, in steps of `sessions` sessions; one object until that changes."""
         inside = self._proposers.states
         if self._below is not None:
-            inside = (*inside, self._below.state)
+            inside.append(self._below.state)
         remote = [
             (address.rest(paused=self._pauses(address)), address.slowdown(sessions))
             for address in self._addresses
@@ -209,9 +211,9 @@ class SessionSources:
     ) -> Iterator[tuple[int, Draft]]:
         """Gives proposers the first `end` of the session's ids; yields drafts, each with its source index.
 
-        Proposers draft only where `end` is the number of all ids. Most drafts whose first node is likely to
-        be accepted less often than `least` are held back: to merge and rank a draft takes longer than to find
-        that no step will admit its nodes.
+        Proposers draft only where `end` is the number of all ids. Most drafts whose first nodes are accepted
+        less often than `least`, as calibrated, are held back: to merge and rank a draft takes longer than to
+        find that no step will admit its nodes.
         """
         self.held_back = 0
         for active in self._proposers:
@@ -220,7 +222,7 @@ class SessionSources:
             source_index = active.source_index
             if (kept := self.cut(source_index, found)) is None:
                 continue
-            if active.holds_back(self.calibrator.worth(source_index, kept.survival[0]), least):
+            if active.takes_back(kept, self.calibrator.worth, least):
                 self.held_back += 1
                 continue
             yield source_index, kept
@@ -301,8 +303,8 @@ class SessionSources:
             # Such a token only lengthens a round whose drafts were right so far: it saves a part of a round.
             saved = own.get(below.source_index, 0) * gain.net(row) / self._tokens
             below.committed(saved, spared=spared, batch=batch, step=step, right=gain.often_right)
-        if scored.node_cost:  # a budget that admits all nodes lets no proposer rest
-            self._proposers.committed(own, self._gains, row, batch=batch, step=step)
+        if self.may_rest:
+            self._proposers.committed(own, self._gains, row, spared=spared, batch=batch, step=step)
         heard.clear()
         return own
 

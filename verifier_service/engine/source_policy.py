@@ -190,7 +190,7 @@ class Reputation:
     calibration: Calibration = field(default_factory=Calibration)
     gain: SourceGain = field(default_factory=SourceGain)
     record: SourceRecord = field(default_factory=SourceRecord)
-    """What the source saved, if it is inside this worker."""
+    """What the source saved, if it drafts from a session's own text inside this worker."""
 
 
 @dataclass(frozen=True, slots=True)

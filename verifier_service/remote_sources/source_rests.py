@@ -71,10 +71,12 @@ class SourceRecord:
     """What a source inside the verifier saved in the rounds of earlier sessions, the latest above all."""
 
     saved: float = 1.0
-    """Running mean of the rounds that the source saved in each round that it was asked."""
+    """Running mean of the rounds that the source saved in each round for which it drafted."""
+    worthless: int = 0
+    """Number of drafts whose nodes were worth less than their rows cost."""
 
     def learn(self, saved: float) -> None:
-        """Learns from a round in which the source was asked."""
+        """Learns from a round for which the source drafted."""
         self.saved += _RECORD_WEIGHT * (saved - self.saved)
 
     def activity(self) -> SourceActivity:
@@ -88,12 +90,28 @@ class SourceThrottle:
 
     Args:
         activity: the source's, over all sessions; updated here.
+        most_rest: the longest rest, in steps.
+        credit: rounds for which a source that has gained much may then gain nothing.
     """
 
-    __slots__ = ("_activity", "_begins", "_follows", "_left", "_probed", "_silent", "resting")
+    __slots__ = (
+        "_activity",
+        "_begins",
+        "_credit",
+        "_follows",
+        "_left",
+        "_most_rest",
+        "_probed",
+        "_silent",
+        "resting",
+    )
 
-    def __init__(self, activity: SourceActivity) -> None:
+    def __init__(
+        self, activity: SourceActivity, most_rest: int = _MOST_REST, credit: float = _FIRST_ROUNDS
+    ) -> None:
         self._activity = activity
+        self._most_rest = most_rest
+        self._credit = credit
         self.resting = activity.rest > 0
         """Whether the source is left alone: it is not sent the round that was committed last."""
         # Each session has some rounds of its own to try the source, unless all are too short for that.
@@ -164,7 +182,7 @@ class SourceThrottle:
         """
         if rounds <= 0.0:
             return
-        activity, most = self._activity, _most_left(weight)
+        activity, most = self._activity, self._most_left(weight)
         self.resting = False
         self._left = min(self._left + rounds * weight, most + weight)
         barren = min(activity.barren, _FIRST_ROUNDS) - rounds * weight
@@ -182,13 +200,13 @@ class SourceThrottle:
             counts *= _SILENT
         spent = max(_SPARED, counts) if spared and heard else counts
         activity.late = False
-        self._left = min(_most_left(weight), self._left - spent)
+        self._left = min(self._most_left(weight), self._left - spent)
         activity.barren += spent
         if self._probed:
             activity.tried += spent
         if self._left <= 0:
             # What a batch had no room for, the next batch may have room for.
-            self._rest(1.0 if spared else weight, _SPARED_REST if spared or right else _MOST_REST)
+            self._rest(1.0 if spared else weight, _SPARED_REST if spared or right else self._most_rest)
             self._follows = spared
             activity.crowd = batch if spared else 0
 
@@ -218,7 +236,6 @@ class SourceThrottle:
             self._left, self._probed = max(1.0, _PROBE_ROUNDS - activity.tried), activity.rest
             activity.left = activity.rest
 
-
-def _most_left(weight: float) -> float:
-    """The most that a session may have left to spend on a source, where a round counts for `weight`."""
-    return max(_FIRST_ROUNDS, _CREDIT_ROUNDS * weight)
+    def _most_left(self, weight: float) -> float:
+        """The most rounds that the session may have left for the source, where each counts for `weight`."""
+        return max(self._credit, _CREDIT_ROUNDS * weight)

@@ -13,6 +13,7 @@ from rich.tree import Tree
 from outrider.cli.access import NOTHING_TO_SHOW, Access
 from outrider.v1 import explain_pb2
 from outrider.wire.codec import epoch_to_text, finish_from_wire
+from outrider.wire.names import LOOKUP_BELOW, PREDICTION, REFERENCES
 
 WIDTH = 150
 INDENT = 4
@@ -26,6 +27,8 @@ RESTS = {
     explain_pb2.SourceState.REST_COMPARED: "compared",
 }
 """Why a source was left alone."""
+INSIDE = frozenset({"lookup", LOOKUP_BELOW, PREDICTION, REFERENCES})
+"""Sources inside the verifier that may rest; what they cost the target's steps is not measured."""
 COLUMNS = (
     ("round", "right"),
     ("step", "right"),
@@ -217,14 +220,15 @@ def _sums(rounds: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _states(rounds: list[dict[str, Any]]) -> Iterator[str]:
-    """A line for each source outside the verifier: what it costs, when it rested, which weights drafted."""
+    """A line for each source that may rest: when it rested, what it costs, which weights drafted."""
     for name in sorted({name for one in rounds for name in one["sources"]}):
         states = [one["sources"][name] for one in rounds if name in one["sources"]]
         rests = Counter(state["rest"] for state in states if state["rest"])
         why = ", ".join(f"{count} {rest}" for rest, count in rests.most_common())
         said = f"{name}: left alone in {rests.total()} of {len(states)} rounds" + (f" ({why})" if why else "")
         measured = [state["slowdown"] for state in states if state["slowdown"] is not None]
-        said += f"; slows steps down by {measured[-1]:.0%}" if measured else "; slowdown not measured"
+        if name not in INSIDE:
+            said += f"; slows steps down by {measured[-1]:.0%}" if measured else "; slowdown not measured"
         versions = [state["weights_version"] for state in states]
         if any(versions):
             said += f"; weights version {_range(versions)}"

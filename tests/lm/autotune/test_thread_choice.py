@@ -102,7 +102,7 @@ class Clock:
 
 
 class Passes:
-    """Passes of a model that take no time but what a clock of the test's says, by threads alone."""
+    """Passes of a model that move the test's clock on by a time that depends on the threads alone."""
 
     passes = "compiled"
 

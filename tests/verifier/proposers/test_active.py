@@ -1,6 +1,6 @@
 """A session's own proposers are left alone where they gain too little, and tried again."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from core_driver import GREEDY, SAMPLED, CoreDriver
@@ -10,64 +10,101 @@ from outrider.wire.names import GRAMMAR, REFERENCES
 from speculative.draft import Draft
 from speculative.marginal import SourceGain
 from speculative.params import SamplingParams
+from speculative.tree import ROOT
 from verifier_service.engine.source_policy import Reputation
-from verifier_service.observe.round_log import Rest, SourceState
+from verifier_service.engine.step_cost import StepCostModel
+from verifier_service.observe.round_log import Rest
 from verifier_service.proposers import ProposerInit
 from verifier_service.proposers.own_text.active import ActiveProposer, SessionProposers
 from verifier_service.remote_sources.source_rests import SourceRecord
 
-DRAFT = Draft((7,), (-1,), (0.5,))
+DRAFT = Draft((7,), (ROOT,), (0.5,))
+SLOPED = StepCostModel({rows: 5.0 + 0.25 * rows for rows in (1, 2, 4, 8, 16, 32, 64, 128)})
+BOTH = pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 
 
 class Recorder:
-    """A proposer that drafts one token each time, and keeps what it was given."""
+    """A proposer that drafts one token each time, or nothing, and keeps what it was given."""
 
-    def __init__(self) -> None:
+    def __init__(self, draft: Draft | None = DRAFT) -> None:
         self.ids: list[int] = []
         self.calls = 0
+        self._draft = draft
 
     def append(self, tokens: Sequence[int]) -> None:
         self.ids += tokens
 
     def propose(self, node_limit: int) -> Draft | None:
         self.calls += 1
-        return DRAFT
+        return self._draft
 
 
-def rounds(active: ActiveProposer, count: int, saved: float = 0.0, begin: int = 1) -> list[bool]:
+def known(source: int, estimate: float) -> float:
+    """Sources know what their nodes are worth."""
+    return estimate
+
+
+def active(recorder: Recorder | None = None, record: SourceRecord | None = None) -> ActiveProposer:
+    return ActiveProposer(1, recorder or Recorder(), record or SourceRecord())
+
+
+def rounds(
+    proposer: ActiveProposer,
+    count: int,
+    saved: Callable[[int], float] = lambda step: 0.0,
+    begin: int = 1,
+    *,
+    batch: int = 1,
+    spared: bool = False,
+    least: float = 0.0,
+) -> list[bool]:
     """Whether each of some rounds, which commit a token each, asked the proposer."""
     asked = []
     for step in range(begin, begin + count):
-        ids = list(range(step))
-        asked.append(active.propose(ids, step, 4) is not None)
-        active.committed(saved, batch=1, step=step, right=False)
+        asked.append(not proposer.is_resting)
+        draft = proposer.propose(list(range(step)), step, 4)
+        if draft is not None:
+            proposer.takes_back(draft, known, least)
+        gained = saved(step) if asked[-1] else 0.0
+        proposer.committed(gained, spared=spared, batch=batch, step=step, right=False)
     return asked
 
 
-def test_a_proposer_that_saves_nothing_rests_after_32_rounds_and_is_tried_ever_more_seldom() -> None:
-    asked = rounds(ActiveProposer(1, Recorder(), SourceRecord()), 400)
+def test_a_proposer_that_saves_nothing_rests_after_32_rounds_for_up_to_64_steps() -> None:
+    asked = rounds(active(), 600)
     assert asked[:32] == [True] * 32
     assert asked[32:48] == [False] * 16
     assert asked[48:56] == [True] * 8
     assert asked[56:88] == [False] * 32
-    assert sum(asked[100:]) < 40
+    assert asked[96:160] == [False] * 64
+    assert asked[160:168] == [True] * 8
+    assert asked[168:232] == [False] * 64
 
 
-def test_a_proposer_that_saves_rounds_never_rests() -> None:
-    assert all(rounds(ActiveProposer(1, Recorder(), SourceRecord()), 200, saved=0.1))
+def test_rounds_without_a_draft_count_a_quarter() -> None:
+    asked = rounds(active(Recorder(None)), 200)
+    assert asked[:128] == [True] * 128
+    assert not asked[128]
+
+
+def test_a_proposer_whose_gains_come_in_turns_does_not_rest() -> None:
+    def in_turns(step: int) -> float:
+        return 2.0 if step % 120 < 12 else 0.0
+
+    asked = rounds(active(), 1200, in_turns)
+    useful = [was for step, was in enumerate(asked, start=1) if step % 120 < 12]
+    assert all(useful)
 
 
 def test_a_trial_that_pays_ends_the_rests() -> None:
-    active = ActiveProposer(1, Recorder(), SourceRecord())
-    asked = rounds(active, 48)
-    assert not asked[-1]
-    assert all(rounds(active, 60, saved=0.5, begin=49))
+    proposer = active()
+    assert not rounds(proposer, 48)[-1]
+    assert all(rounds(proposer, 60, lambda step: 0.5, begin=49))
 
 
 def test_after_a_rest_a_proposer_has_all_ids() -> None:
     recorder = Recorder()
-    active = ActiveProposer(1, recorder, SourceRecord())
-    asked = rounds(active, 49)
+    asked = rounds(active(recorder), 49)
     assert asked[-1]
     assert not asked[-2]
     assert recorder.ids == list(range(49))
@@ -77,42 +114,104 @@ def test_after_a_rest_a_proposer_has_all_ids() -> None:
 def test_a_source_that_saved_nothing_in_earlier_sessions_has_eight_rounds_to_prove_otherwise() -> None:
     record = SourceRecord()
     for _ in range(10):
-        rounds(ActiveProposer(1, Recorder(), record), 40)
-    asked = rounds(ActiveProposer(1, Recorder(), record), 20)
-    assert asked == [True] * 8 + [False] * 12
+        rounds(active(record=record), 40)
+    assert rounds(active(record=record), 20) == [True] * 8 + [False] * 12
     for _ in range(64):
         record.learn(1.0)
-    assert all(rounds(ActiveProposer(1, Recorder(), record), 32)), "others have found that it saves"
+    assert all(rounds(active(record=record), 32)), "others have found that it saves"
 
 
 def test_rounds_in_which_no_proposer_was_asked_are_not_held_against_it() -> None:
-    active = ActiveProposer(1, Recorder(), SourceRecord())
+    proposer = active()
     for step in range(1, 200):
-        active.committed(0.0, batch=32, step=step, right=False)
-    assert not active.rests
+        proposer.committed(0.0, spared=False, batch=32, step=step, right=False)
+    assert not proposer.is_resting
 
 
-def test_what_a_grammar_forces_is_always_drafted() -> None:
+def test_a_crowd_that_admits_nothing_says_nothing_of_the_source_and_its_end_ends_the_rest() -> None:
+    record = SourceRecord()
+    proposer = active(record=record)
+    rounds(proposer, 200, batch=32, spared=True)
+    assert record.saved == 1.0
+    while not proposer.is_resting:
+        rounds(proposer, 1, batch=32, spared=True)
+    assert proposer.state.rest == Rest.NOT_ADMITTED
+    asked = rounds(proposer, 3, begin=300)
+    assert asked[-1], "the batch has halved"
+
+
+def test_of_eight_worthless_drafts_one_is_offered_however_short_the_sessions() -> None:
+    record = SourceRecord()
+    offered = [not active(record=record).takes_back(DRAFT, known, 0.6) for _ in range(24)]
+    assert offered == ([True] + [False] * 7) * 3
+    assert not active(record=record).takes_back(DRAFT, known, 0.4), "this node may be worth its row"
+
+
+def test_a_tree_is_offered_where_any_of_its_first_nodes_is_worth_its_row() -> None:
+    record = SourceRecord(worthless=1)
+    tree = Draft((7, 8, 9), (ROOT, 0, ROOT), (0.6, 0.1, 0.5))
+
+    def worth(source: int, estimate: float) -> float:
+        return {0.6: 0.1, 0.1: 0.9, 0.5: 0.4}[estimate]
+
+    assert not active(record=record).takes_back(tree, worth, 0.3)
+    assert active(record=record).takes_back(tree, worth, 0.5), "nodes further down do not count"
+
+
+def test_a_trial_offers_every_draft() -> None:
+    record = SourceRecord(worthless=1)
+    proposer = active(record=record)
+    rounds(proposer, 48, least=0.9)
+    assert not proposer.is_resting
+    assert not any(proposer.takes_back(DRAFT, known, 0.9) for _ in range(8))
+
+
+def test_a_grammar_never_rests_and_offers_all_that_it_forces() -> None:
     proposers = SessionProposers(ProposerInit(1))
     proposers.use({GRAMMAR: 1, "lookup": 2}, [Reputation(), Reputation()])
+    grammar, lookup = proposers
+    assert not grammar.takes_back(DRAFT, known, 0.9)
     gains = {1: SourceGain(), 2: SourceGain(own=0.0, hits=0.0)}
-    for step in range(1, 100):
-        for active in proposers:
-            active.propose([1] * step, step, 4)
-        proposers.committed({}, gains, 0.1, batch=1, step=step)
-    (state,) = proposers.states
-    assert state == SourceState(2, Rest.GAINS_TOO_LITTLE, None)
+    for step in range(1, 200):
+        for proposer in proposers:
+            proposer.propose([1] * step, step, 4)
+        proposers.committed({}, gains, 0.1, spared=False, batch=1, step=step)
+    assert not grammar.is_resting
+    assert lookup.is_resting
+    assert [(state.source, state.rest) for state in proposers.states] == [(2, Rest.GAINS_TOO_LITTLE)]
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@BOTH
 def test_rests_of_proposers_change_no_token(params: SamplingParams) -> None:
-    plain, drafting = CoreDriver(NgramLM(97)), CoreDriver(NgramLM(97), adaptive=True)
-    bare = plain.open(new=160, params=params)
+    plain, drafting = CoreDriver(NgramLM(97)), CoreDriver(NgramLM(97), adaptive=True, costs=SLOPED)
+    bare = plain.open(new=200, params=params)
     plain.run()
-    texts = (tuple(range(96, 0, -1)), tuple(bare.ids[120:]))
-    session = drafting.open(new=160, params=params, sources=("lookup", REFERENCES), references=texts)
-    rested: set[int] = set()
+    texts = (tuple(range(96, 0, -1)), tuple(bare.ids[150:]))
+    session = drafting.open(new=200, params=params, sources=("lookup", REFERENCES), references=texts)
+    rests: set[Rest] = set()
     while drafting.step():
-        rested |= {state.source for state in session.sources.standing(1).states}
+        rests |= {state.rest for state in session.sources.standing(1).states}
     assert session.ids == bare.ids
-    assert rested, "no source rested"
+    assert rests == {Rest.NONE, Rest.GAINS_TOO_LITTLE}
+
+
+def test_where_the_budget_admits_all_nodes_no_proposer_rests() -> None:
+    driver = CoreDriver(NgramLM(97), adaptive=False)
+    session = driver.open(new=200, sources=("lookup",))
+    while driver.step():
+        assert {state.rest for state in session.sources.standing(1).states} == {Rest.NONE}
+
+
+@pytest.mark.parametrize("novel", [100, 320, 600])
+def test_a_copy_that_begins_late_is_followed_at_most_a_rest_later(novel: int) -> None:
+    plain = CoreDriver(NgramLM(1999, max_length=4096))
+    bare = plain.open(new=novel + 400)
+    plain.run()
+    drafting = CoreDriver(NgramLM(1999, max_length=4096), adaptive=True, costs=SLOPED)
+    text = tuple(bare.ids[-400:])
+    session = drafting.open(
+        new=novel + 400, sources=("lookup", REFERENCES), node_limit=64, references=(text,)
+    )
+    drafting.run()
+    assert session.ids == bare.ids
+    assert len(drafting.passes) < novel + 64 + 60

@@ -1,24 +1,33 @@
-"""The proposers that draft for one session from its own tokens, and when each of them rests.
+"""The proposers that draft for one session from its own text, and when each of them rests.
 
-A proposer takes microseconds, but each of them comes between two passes of the target, and touches memory
-that the pass has driven from the processor's caches. Where a pass takes a millisecond, a proposer whose
-drafts gain nothing costs some percent. So it is left alone for a while, by the rule for remote sources, but
-session by session: whether a text repeats itself says little about the next one.
+A proposer takes microseconds, but each of them comes between two passes of the target, and reads memory that
+the pass has evicted from the processor's caches. Where a pass takes a millisecond, a proposer whose drafts
+gain nothing costs some percent. So it rests by the rule for remote sources, with two differences. Each
+session counts for itself: whether a text repeats itself says little about the next one. And rests are short,
+since an answer may begin to copy at any time.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from outrider.wire.names import GRAMMAR
 from speculative.draft import Draft
 from speculative.marginal import SourceGain
+from speculative.tree import ROOT
 from verifier_service.engine.source_policy import Reputation
 from verifier_service.observe.round_log import Rest, SourceState
 from verifier_service.proposers import PROPOSERS, Proposer, ProposerInit, make_proposer
 from verifier_service.remote_sources.source_rests import SourceRecord, SourceThrottle
 
-_OFFERED = 8
-"""Of as many drafts of a source that are worth less than their rows, one is offered: its fate may correct
+Worth = Callable[[int, float], float]
+"""The calibrated probability that a source's node is accepted, of the source's index and its estimate."""
+
+_OFFERED_EVERY = 8
+"""Of as many drafts whose nodes are worth less than their rows cost, one is offered: its fate may correct
 what such drafts are taken to be worth."""
+_MOST_REST = 64
+"""The longest rest, in steps: so many tokens of a copy are drafted late, at most."""
+_CREDIT_ROUNDS = 256.0
+"""Rounds for which a proposer that has saved some eight rounds may then save none: copies come in turns."""
 
 
 class ActiveProposer:
@@ -29,54 +38,94 @@ class ActiveProposer:
         record: what the source saved in earlier sessions; None: the proposer never rests.
     """
 
-    __slots__ = ("_appended", "_asked", "_proposer", "_record", "_throttle", "_worthless", "source_index")
+    __slots__ = (
+        "_appended",
+        "_has_drafted",
+        "_proposer",
+        "_record",
+        "_states",
+        "_throttle",
+        "_was_asked",
+        "source_index",
+    )
 
     def __init__(self, source_index: int, proposer: Proposer, record: SourceRecord | None) -> None:
         self.source_index = source_index
         self._proposer = proposer
         self._appended = 0
         """How many of the session's leading tokens the proposer has."""
-        self._worthless = 0
-        """Number of its drafts so far whose first node was worth less than a row."""
         self._record = record
-        self._throttle = None if record is None else SourceThrottle(record.activity())
-        self._asked = False
+        self._throttle = (
+            None if record is None else SourceThrottle(record.activity(), _MOST_REST, _CREDIT_ROUNDS)
+        )
+        self._was_asked = False
         """Whether the proposer was asked for a draft since the last round."""
+        self._has_drafted = False
+        """Whether it drafted since then, be the draft offered or not."""
+        self._states = {rest: SourceState(source_index, rest, None) for rest in Rest}
 
     @property
-    def rests(self) -> bool:
+    def is_resting(self) -> bool:
         """Whether the proposer is not asked now."""
         return self._throttle is not None and self._throttle.resting
 
+    @property
+    def state(self) -> SourceState:
+        """How the source stands."""
+        if not self.is_resting:
+            return self._states[Rest.NONE]
+        is_spared = self._throttle is not None and self._throttle.is_spared
+        return self._states[Rest.NOT_ADMITTED if is_spared else Rest.GAINS_TOO_LITTLE]
+
+    @property
+    def may_rest(self) -> bool:
+        """Whether the proposer rests at all."""
+        return self._throttle is not None
+
     def propose(self, ids: Sequence[int], end: int, node_limit: int) -> Draft | None:
         """Gives the proposer the first `end` of the session's ids; returns what it drafts behind all ids."""
-        if self.rests:
+        if self.is_resting:
             return None
         self._proposer.append(ids[self._appended : end])
         self._appended = max(self._appended, end)
         if end != len(ids):
             return None
-        self._asked = True
+        self._was_asked = True
         return self._proposer.propose(node_limit)
 
-    def holds_back(self, worth: float, least: float) -> bool:
-        """Whether a draft is not offered, as its first node is worth less than the `least` that rows cost."""
-        if worth >= least:
-            return False
-        self._worthless += 1
-        return self._worthless % _OFFERED > 0
+    def takes_back(self, draft: Draft, worth: Worth, least: float) -> bool:
+        """Decides whether a draft is not offered; to be called once per draft.
 
-    def committed(self, saved: float, *, batch: int, step: int, right: bool) -> None:
-        """Notes a round; `saved` and the others are as `SourceThrottle.committed` takes them."""
+        Most drafts are taken back all of whose first nodes are accepted less often than `least`, the
+        survival that pays for a row. In a trial after a rest all are offered.
+        """
+        self._has_drafted = True
+        if self._record is None or self._throttle is None or not self._is_worthless(draft, worth, least):
+            return False
+        self._record.worthless += 1
+        return not self._throttle.on_trial and self._record.worthless % _OFFERED_EVERY != 1
+
+    def _is_worthless(self, draft: Draft, worth: Worth, least: float) -> bool:
+        index = self.source_index
+        if worth(index, draft.survival[0]) >= least:
+            return False
+        others = zip(draft.parents[1:], draft.survival[1:], strict=True)
+        return not any(parent == ROOT and worth(index, survival) >= least for parent, survival in others)
+
+    def committed(self, saved: float, *, spared: bool, batch: int, step: int, right: bool) -> None:
+        """Notes a committed round; the arguments are as `SourceThrottle.committed` takes them."""
         throttle, record = self._throttle, self._record
         if throttle is None or record is None:
             return
         if throttle.resting and not saved:
             throttle.rested(batch, step)
-        elif self._asked or saved:
-            record.learn(saved)
-            throttle.committed(saved, batch=batch, step=step, right=right)
-        self._asked = False
+        elif self._was_asked or saved:
+            # A session alone has no crowd that would end the rest, and its step admits what is worth its row.
+            spared &= batch > 1
+            if self._has_drafted and not spared:
+                record.learn(saved)
+            throttle.committed(saved, self._has_drafted, spared, batch, step, right=right)
+        self._was_asked = self._has_drafted = False
 
 
 class SessionProposers:
@@ -115,6 +164,7 @@ class SessionProposers:
         gains: Mapping[int, SourceGain],
         row: float,
         *,
+        spared: bool,
         batch: int,
         step: int,
     ) -> None:
@@ -124,6 +174,7 @@ class SessionProposers:
             own: accepted tokens that count for each source alone, by source index.
             gains: what each source has gained, by source index.
             row: part of a round that the row of an admitted node costs.
+            spared: whether there were drafts, and the step admitted none of their nodes.
             batch: sessions in the step.
             step: the step's number.
         """
@@ -131,18 +182,12 @@ class SessionProposers:
             index = active.source_index
             gain = gains[index]
             saved = own[index] * gain.net(row) if index in own else 0.0
-            active.committed(saved, batch=batch, step=step, right=gain.often_right)
+            active.committed(saved, spared=spared, batch=batch, step=step, right=gain.often_right)
 
     @property
-    def states(self) -> tuple[SourceState, ...]:
-        """How those that rest stand."""
-        return tuple(
-            [
-                SourceState(active.source_index, Rest.GAINS_TOO_LITTLE, None)
-                for active in self._active
-                if active.rests
-            ]
-        )
+    def states(self) -> list[SourceState]:
+        """How those that may rest stand."""
+        return [active.state for active in self._active if active.may_rest]
 
     def _made(self, name: str, source_index: int, reputation: Reputation) -> ActiveProposer:
         # What a grammar forces is always right, however seldom it forces anything.
