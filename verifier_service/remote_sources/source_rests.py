@@ -1,10 +1,11 @@
-"""When a remote source is left alone: a source that gains too little for a while rests.
+"""When a source is left alone: a remote source that gains too little for a while rests.
 
 No session sends it progress for a number of steps, then one session does for a few rounds, and the rest
 doubles each time that it gains too little again. Accepted tokens that no better source had drafted are its
 gain (`speculative.marginal`). Rounds are counted over all sessions, so short sessions find out together what
 none of them could alone. A source that is slow, wrong or superfluous then costs next to nothing, and one that
-gets better is noticed.
+gets better is noticed. Sources inside the verifier that draft from a session's own text rest by the same
+rule, each session for itself (`proposers/own_text/active.py`).
 
 How much a source slows steps down is measured (`source_presence.py`). The source has to save at least as
 large a part of a session's rounds, and the dearer it is, the fewer rounds it has for that. Pure; knows
@@ -16,8 +17,8 @@ from dataclasses import dataclass
 _FIRST_ROUNDS = 32.0
 """Rounds without a gain after which a source rests."""
 LEAST_PRICE = 0.03
-"""Rounds that a remote source has to save for each round that it is sent, whatever it was measured to cost:
-its drafts are merged, and progress is sent to it."""
+"""Rounds that a source has to save for each round that it is sent, whatever it was measured to cost: its
+drafts are merged, and a remote source is sent progress."""
 _PROBE_ROUNDS = 8.0
 """Rounds for which a resting source is tried again."""
 _STAKE = 1.0
