@@ -92,14 +92,18 @@ def test_the_sums_say_what_a_source_costs_why_it_was_left_alone_and_which_weight
     found.rounds[0].source_states.append(state(source=2, rest=state.REST_NONE, weights_version=3))
     compared = state(source=2, rest=state.REST_COMPARED, slowdown=0.18, weights_version=4)
     found.rounds[1].source_states.append(compared)
+    for one, rest in zip(found.rounds, (state.REST_NONE, state.REST_GAINS_TOO_LITTLE), strict=True):
+        one.source_states.append(state(source=1, rest=rest))
     said = explain.as_object(found)
-    assert said["rounds"][0]["sources"] == {"drafter": {"rest": None, "slowdown": None, "weights_version": 3}}
+    states = said["rounds"][0]["sources"]
+    assert states["drafter"] == {"rest": None, "slowdown": None, "weights_version": 3}
     assert said["rounds"][1]["sources"]["drafter"]["rest"] == "compared"
     console = Console(file=io.StringIO(), width=explain.WIDTH, highlight=False, markup=False)
     explain.show(said, console)
-    assert console.file.getvalue().splitlines()[-1] == (  # type: ignore[attr-defined]
-        "drafter: left alone in 1 of 2 rounds (1 compared); slows steps down by 18%; weights version 3 to 4"
-    )
+    assert console.file.getvalue().splitlines()[-2:] == [  # type: ignore[attr-defined]
+        "drafter: left alone in 1 of 2 rounds (1 compared); slows steps down by 18%; weights version 3 to 4",
+        "lookup: left alone in 1 of 2 rounds (1 gains too little)",
+    ]
 
 
 def test_a_tree_shows_each_node_below_its_parent_and_what_was_accepted() -> None:

@@ -31,11 +31,11 @@ _WEIGHT = 0.1
 _DOUBT = 0.3
 """Factor by which a source may underestimate its nodes and still be asked for them."""
 _KEPT_STEPS = 16
-"""Steps for which it stays known whether nodes could pay in steps of as many rows."""
+"""Number of alike steps for which one answer to whether nodes could pay is used."""
 _EMPTY_STEPS = 8
-"""Of as many steps without a drafted node, one says what a node needs, once steps like it say nothing new."""
+"""Of as many alike steps without a drafted node, one teaches what a node needs, once that is known."""
 _SAME = 0.05
-"""Share by which what a node needs may differ from the mean and say nothing new."""
+"""What a node needs is known once a step differs from the running mean by at most this share."""
 
 
 class DecodingCost:

@@ -222,7 +222,7 @@ class SessionSources:
             source_index = active.source_index
             if (kept := self.cut(source_index, found)) is None:
                 continue
-            if active.takes_back(kept, self.calibrator.worth, least):
+            if active.holds_back(kept, self.calibrator.worth, least):
                 self.held_back += 1
                 continue
             yield source_index, kept

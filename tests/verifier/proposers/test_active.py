@@ -64,7 +64,7 @@ def rounds(
         asked.append(not proposer.is_resting)
         draft = proposer.propose(list(range(step)), step, 4)
         if draft is not None:
-            proposer.takes_back(draft, known, least)
+            proposer.holds_back(draft, known, least)
         gained = saved(step) if asked[-1] else 0.0
         proposer.committed(gained, spared=spared, batch=batch, step=step, right=False)
     return asked
@@ -142,9 +142,9 @@ def test_a_crowd_that_admits_nothing_says_nothing_of_the_source_and_its_end_ends
 
 def test_of_eight_worthless_drafts_one_is_offered_however_short_the_sessions() -> None:
     record = SourceRecord()
-    offered = [not active(record=record).takes_back(DRAFT, known, 0.6) for _ in range(24)]
+    offered = [not active(record=record).holds_back(DRAFT, known, 0.6) for _ in range(24)]
     assert offered == ([True] + [False] * 7) * 3
-    assert not active(record=record).takes_back(DRAFT, known, 0.4), "this node may be worth its row"
+    assert not active(record=record).holds_back(DRAFT, known, 0.4), "this node may be worth its row"
 
 
 def test_a_tree_is_offered_where_any_of_its_first_nodes_is_worth_its_row() -> None:
@@ -154,8 +154,8 @@ def test_a_tree_is_offered_where_any_of_its_first_nodes_is_worth_its_row() -> No
     def worth(source: int, estimate: float) -> float:
         return {0.6: 0.1, 0.1: 0.9, 0.5: 0.4}[estimate]
 
-    assert not active(record=record).takes_back(tree, worth, 0.3)
-    assert active(record=record).takes_back(tree, worth, 0.5), "nodes further down do not count"
+    assert not active(record=record).holds_back(tree, worth, 0.3)
+    assert active(record=record).holds_back(tree, worth, 0.5), "nodes further down do not count"
 
 
 def test_a_trial_offers_every_draft() -> None:
@@ -163,14 +163,14 @@ def test_a_trial_offers_every_draft() -> None:
     proposer = active(record=record)
     rounds(proposer, 48, least=0.9)
     assert not proposer.is_resting
-    assert not any(proposer.takes_back(DRAFT, known, 0.9) for _ in range(8))
+    assert not any(proposer.holds_back(DRAFT, known, 0.9) for _ in range(8))
 
 
 def test_a_grammar_never_rests_and_offers_all_that_it_forces() -> None:
     proposers = SessionProposers(ProposerInit(1))
     proposers.use({GRAMMAR: 1, "lookup": 2}, [Reputation(), Reputation()])
     grammar, lookup = proposers
-    assert not grammar.takes_back(DRAFT, known, 0.9)
+    assert not grammar.holds_back(DRAFT, known, 0.9)
     gains = {1: SourceGain(), 2: SourceGain(own=0.0, hits=0.0)}
     for step in range(1, 200):
         for proposer in proposers:

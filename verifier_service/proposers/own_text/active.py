@@ -25,7 +25,7 @@ _OFFERED_EVERY = 8
 """Of as many drafts whose nodes are worth less than their rows cost, one is offered: its fate may correct
 what such drafts are taken to be worth."""
 _MOST_REST = 64
-"""The longest rest, in steps: so many tokens of a copy are drafted late, at most."""
+"""The longest rest, in steps: a copy that begins meanwhile is drafted at most this many steps late."""
 _CREDIT_ROUNDS = 256.0
 """Rounds for which a proposer that has saved some eight rounds may then save none: copies come in turns."""
 
@@ -93,11 +93,11 @@ class ActiveProposer:
         self._was_asked = True
         return self._proposer.propose(node_limit)
 
-    def takes_back(self, draft: Draft, worth: Worth, least: float) -> bool:
-        """Decides whether a draft is not offered; to be called once per draft.
+    def holds_back(self, draft: Draft, worth: Worth, least: float) -> bool:
+        """Decides whether a draft is held back, so not offered; to be called once per draft.
 
-        Most drafts are taken back all of whose first nodes are accepted less often than `least`, the
-        survival that pays for a row. In a trial after a rest all are offered.
+        A draft is worthless if the target accepts each of its first nodes less often than `least`, the
+        survival that pays for a row. Most worthless drafts are held back, but none in a trial after a rest.
         """
         self._has_drafted = True
         if self._record is None or self._throttle is None or not self._is_worthless(draft, worth, least):
