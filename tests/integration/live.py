@@ -8,7 +8,8 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,16 @@ class Up:
         assert self.process.stdout is not None
         self.process.stdout.close()
         return status
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Holds a process with SIGSTOP inside the block."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def sample(address: str, name: str, **labels: str) -> float:

@@ -2,7 +2,6 @@
 
 import math
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import pytest
 from outrider.client import Client, Completion
 from outrider.v1.generation_pb2 import CancelRequest
 from speculative.errors import InvalidRequest, OutriderError, Superseded, Unavailable, UnknownModel
-from tests.integration.live import REQUEST, ROOT, Up, until
+from tests.integration.live import REQUEST, ROOT, Up, stopped, until
 
 pytestmark = pytest.mark.usefixtures("unmoved")
 
@@ -155,16 +154,3 @@ def test_the_later_of_two_requests_has_the_session(up: Up, client: Client, plain
     assert later.completion().ids == plain_answer.ids
     with pytest.raises(Superseded, match="twice"):
         earlier.completion()
-
-
-class stopped:
-    """Holds a process with SIGSTOP inside the block."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-
-    def __enter__(self) -> None:
-        os.kill(self._pid, signal.SIGSTOP)
-
-    def __exit__(self, *_: object) -> None:
-        os.kill(self._pid, signal.SIGCONT)

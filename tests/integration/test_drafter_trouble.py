@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from outrider.client import Client
-from tests.integration.live import Up, until
+from tests.integration.live import Up, stopped, until
 
 LONG: dict[str, Any] = {
     "ids": [5, 9, 30],
@@ -48,11 +48,8 @@ def test_a_request_outlives_a_drafter_that_stalls_and_goes_on(up: Up, client: Cl
     drafter = up.children()["drafter"]
     stream = client.stream(**LONG)
     next(stream)
-    os.kill(drafter, signal.SIGSTOP)
-    try:
+    with stopped(drafter):
         during = client.generate(**LONG)
-    finally:
-        os.kill(drafter, signal.SIGCONT)
     assert during.ids == plain.ids
     assert stream.completion().ids == plain.ids
     until(lambda: drafts(up, client))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from outrider.client import Client, Completion
-from tests.integration.live import ROOT, Up, start_up, until
+from tests.integration.live import ROOT, Up, start_up, stopped, until
 
 LONG: dict[str, Any] = {"ids": [5, 9, 30], "max_tokens": 250, "logit_bias": {1: -100.0}}
 WAYS: list[dict[str, Any]] = [
@@ -128,11 +128,8 @@ def test_a_worker_that_stalls_and_goes_on_costs_nobody_an_id(
     worker = retrieving.children()["retrieval"]
     stream = client.stream(**LONG, **WAYS[1])
     next(stream)
-    os.kill(worker, signal.SIGSTOP)
-    try:
+    with stopped(worker):
         during = client.generate(**LONG, **WAYS[3])
-    finally:
-        os.kill(worker, signal.SIGCONT)
     assert during.ids == plain[3].ids
     assert stream.completion().ids == plain[1].ids
     until(lambda: drafts(retrieving, client))

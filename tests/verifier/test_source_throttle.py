@@ -1,5 +1,7 @@
 """How often a source is sent progress: a source that brings nothing rests for longer and longer."""
 
+import pytest
+
 from verifier_service.remote_sources.source_rests import LEAST_PRICE, SourceActivity, SourceThrottle
 
 
@@ -270,3 +272,25 @@ def test_one_that_is_silent_does_not_rest_for_drafts_of_others_that_were_spared(
     for _ in range(100):
         throttle.committed(0, heard=False, spared=True)
     assert not throttle.resting
+
+
+@pytest.mark.parametrize("own_rest", [False, True])
+def test_a_rest_ends_when_the_source_comes_back_and_the_next_is_the_shortest(own_rest: bool) -> None:
+    activity = SourceActivity()
+    throttle = SourceThrottle(activity)
+    sent(throttle, 2000)
+    while not (throttle.resting and activity.left > 100):
+        throttle.committed(0)
+    activity.came_back = True
+    later = throttle if own_rest else SourceThrottle(activity)
+    assert [sent(later, 1), sent(later, 7)] == [1, 7]
+    sent(later, 1)
+    assert later.resting
+    assert activity.rest == 16
+
+
+def test_what_a_source_gained_nothing_for_is_forgotten_when_it_comes_back() -> None:
+    activity = SourceActivity()
+    sent(SourceThrottle(activity), 30)
+    activity.came_back = True
+    assert sent(SourceThrottle(activity), 31) == 31

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from weakref import WeakSet
 
 from outrider.runtime.backoff import Backoff
 from outrider.v1 import draft_source_pb2
@@ -77,6 +78,10 @@ class SourceLink:
         self._in_flight = InFlight()
         self._queue: UpdateQueue | None = None
         """Updates for the stream that is up; None: no stream is up."""
+        self._lost = False
+        """Whether a stream broke, or could not be opened, since the last one opened."""
+        self._activities: WeakSet[SourceActivity] = WeakSet()
+        """What sessions of this link find out about the source, for each temperature band and names."""
         self._parting: dict[int, Subscription] = {}
         """Subscriptions of sessions that ended before this stream followed them, by handle: the source is
         still to learn from those sessions."""
@@ -94,6 +99,7 @@ class SourceLink:
         if handle in self._struck:
             return
         self._subscriptions[handle] = subscription
+        self._activities.add(subscription.activity)
         self._vocabulary_size = subscription.vocabulary_size
         self._observe(subscription)
         self._name = subscription.name
@@ -160,12 +166,17 @@ class SourceLink:
         self._unknown = 0
         self._parting.clear()
         self._ended.clear()
+        if self._lost:
+            self._lost = False
+            for activity in self._activities:
+                activity.came_back = True
         for handle in self._subscriptions:
             self._introduce(handle, self._queue)
 
     def stream_closed(self) -> None:
         """Forgets what the source knows: the next stream starts from nothing."""
         self._queue = None
+        self._lost = True
 
     def next_request(self) -> draft_source_pb2.AttachRequest | None:
         """The next updates for the source; None while there are none."""

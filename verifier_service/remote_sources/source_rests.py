@@ -32,7 +32,7 @@ _DEAREST = 8.0
 _PROBE_WEIGHT = 2.0
 """The most that a round of a trial counts for: a source that comes back has to catch up first."""
 _FIRST_REST = 16
-_MOST_REST = 1024
+_MOST_REST = 256
 _SPARED_REST = 64
 """The longest rest, in steps, of a source whose drafts were never admitted, or right where others were right
 as well. The rest of the former also ends when the batch has shrunk to half: drafts may pay again."""
@@ -46,7 +46,7 @@ _SPARED = 8.0
 them."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class SourceActivity:
     """Counts of one source over all sessions, and how long it rests."""
 
@@ -65,6 +65,15 @@ class SourceActivity:
     """Sessions in the step that admitted none of its drafts; 0: it rests because its drafts were wrong."""
     late: bool = False
     """Whether the source sent drafts for a session that had ended. Set by the reader of its stream."""
+    came_back: bool = False
+    """Whether the source came back after its stream broke: it may be another process, with faster hardware
+    or better weights. Set by the reader of its stream."""
+
+    def start_over(self) -> None:
+        """Forgets what was found out before the source came back: a rest ends; the next is the shortest."""
+        self.came_back, self.barren, self.tried, self.crowd = False, 0.0, 0.0, 0
+        if self.rest:
+            self.rest, self.left = _FIRST_REST // 2, 0
 
 
 @dataclass(slots=True)
@@ -161,6 +170,8 @@ class SourceThrottle:
                 the fewer rounds the source has for that.
             right: whether the source is often right, so that it gains nothing only where others are too.
         """
+        if self._activity.came_back:
+            self._start_over()
         # Drafts from before the rest end it only where they pay for as much as a trial would take.
         if self.resting and saved < _PROBE_ROUNDS * price:
             self._go_on_resting(heard and self._silent, batch, step)
@@ -173,8 +184,15 @@ class SourceThrottle:
 
     def rested(self, batch: int, step: int) -> None:
         """As `committed`, for a round of a rest in which the source saved nothing and was not heard."""
+        if self._activity.came_back:
+            self._start_over()
         self._go_on_resting(False, batch, step)
         self._begins = False
+
+    def _start_over(self) -> None:
+        self._activity.start_over()
+        if not self.resting:
+            self._left = max(self._left, _FIRST_ROUNDS)
 
     def _pay(self, rounds: float, weight: float) -> None:
         """Adds the rounds that a gain pays for; a source that has paid for the most is tried no longer.

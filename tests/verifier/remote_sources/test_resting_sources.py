@@ -140,6 +140,22 @@ async def test_it_is_followed_again_when_a_session_tries_it_and_goes_on_where_it
 
 
 async def test_a_stream_that_is_dialled_anew_does_not_introduce_sessions_that_rest() -> None:
+    async with running(FakeSource()) as server:
+        link = SourceLink(server.address, lambda command: None, CountsByName(), QUICK)
+        try:
+            for handle in (1, 2):
+                link.subscribe(subscription(handle), resting=True)
+            await eventually(lambda: server.source.streams == 1)
+            link.malformed()
+            await eventually(lambda: server.source.streams == 2)
+            link.progress(Update(2, 3, (5,), b"\0", prefix_hash((*PROMPT, 5))), resting=False)
+            await eventually(lambda: len(server.source.follows) == 1)
+        finally:
+            await link.stream.close()
+    assert server.source.follows[0].key.session == "session 2"
+
+
+async def test_a_source_that_comes_back_amid_a_rest_is_tried_at_once() -> None:
     async with serving(NgramLM(WIDTH)) as verifier:
         plain = (await verifier.generate(PROMPT, new=NEW)).ids
         source = FakeSource(Sure(plain))
@@ -150,14 +166,14 @@ async def test_a_stream_that_is_dialled_anew_does_not_introduce_sessions_that_re
             before = len(source.follows)
             verifier.target.before_forward = lambda: None
             verifier.target.step_s = 0.05
-            request = verifier.request(PROMPT, **{**named, "new": 10})
+            source.behave = Sure(plain, right=True)
+            request = verifier.request(PROMPT, **{**named, "new": LONG_REST})
             await verifier.open(request)
             reading = asyncio.create_task(verifier.read(request))
             await server.die()
             await server.start()
-            await eventually(lambda: source.streams == 2)
-            assert (await reading).ids == plain[:10]
-    assert len(source.follows) == before
+            assert (await reading).ids == plain[:LONG_REST]
+    assert len(source.follows) == before + 1
 
 
 async def test_one_that_is_too_late_for_every_session_rests_too() -> None:
@@ -174,3 +190,21 @@ async def test_one_that_is_too_late_for_every_session_rests_too() -> None:
                 if len(source.follows) <= sessions:
                     break
     assert len(source.follows) <= sessions
+
+
+async def test_a_source_whose_stream_broke_is_tried_again_as_soon_as_it_is_back() -> None:
+    async with running(FakeSource()) as server:
+        link = SourceLink(server.address, lambda command: None, CountsByName(), QUICK)
+        try:
+            first = subscription(1)
+            link.subscribe(first, resting=True)
+            await eventually(lambda: link.stream.attached)
+            assert not first.activity.came_back, "it was never away"
+            link.malformed()
+            link.unsubscribe(1)
+            second = subscription(2)
+            link.subscribe(second, resting=True)
+            await eventually(lambda: second.activity.came_back)
+            assert first.activity.came_back, "for sessions to come with those parameters"
+        finally:
+            await link.stream.close()
