@@ -42,7 +42,7 @@ def _start(*arguments: str, log: Path) -> "Up":
             stdout=subprocess.PIPE,
             stderr=errors,
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **PATIENT},
+            env={**PATIENT, **os.environ, "PYTHONPATH": str(ROOT)},
             process_group=0,
         )
     return Up(process, log)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ def test_one_request_outlives_the_restart_of_its_drafter(
 ) -> None:
     # Eager passes with a fixed budget: a drafter in another process is too slow for passes of a millisecond.
     monkeypatch.setenv("OUTRIDER_VERIFIER__BUDGET", "fixed")
+    # The verifier is held for as long as a drafter takes to start.
+    monkeypatch.setenv("OUTRIDER_ORCHESTRATOR__SILENT_S", "200")
     up = start_up("--passes", "eager", log=tmp_path / "stderr")
     try:
         up.wait_ready()
@@ -35,10 +38,10 @@ def test_one_request_outlives_the_restart_of_its_drafter(
             stream = client.stream(**LONG, sources=["drafter"])
             next(stream)
             first = up.children()["drafter"]
-            os.kill(first, signal.SIGKILL)
             with stopped(up.children()["verifier"]):
+                os.kill(first, signal.SIGKILL)
                 until(lambda: up.children().get("drafter", first) != first)
-                until(lambda: answers(up, "drafter"))
+                until(lambda: is_ready(up, "drafter"))
             answer = stream.completion()
             assert answer.ids == client.generate(**LONG, speculation=False).ids
             later = answer.sources[BEFORE:]
@@ -47,9 +50,11 @@ def test_one_request_outlives_the_restart_of_its_drafter(
         assert up.stop() == 0, up.log()
 
 
-def answers(up: Up, role: str) -> bool:
-    """Whether the process of a role serves its metrics."""
+def is_ready(up: Up, role: str) -> bool:
+    """Whether the process of a role says that it is ready."""
+    address = next(process["metrics"] for process in up.processes if process["role"] == role)
     try:
-        return up.metric(role, "process_start_time_seconds") >= 0.0
+        with urllib.request.urlopen(f"http://{address}/readyz", timeout=100) as reply:
+            return bool(reply.status == 200)
     except OSError:
         return False

@@ -60,7 +60,10 @@ class Secured:
             return [model["id"] for model in json.loads(answer.read())["data"]]
 
     def drafts(self, client: Client) -> bool:
-        """Whether the drafter offers anything during a request; these two models are too quick for more."""
+        """Whether the drafter offers anything during a request.
+
+        The tiny drafter is slower than its target, so most of its drafts come too late to be accepted.
+        """
         offered = partial(sample, self.processes["verifier"].metrics, OFFERED, source="drafter")
         before = offered(outcome="offered")
         client.generate(**LONG, sources=["drafter"])

@@ -274,23 +274,60 @@ def test_one_that_is_silent_does_not_rest_for_drafts_of_others_that_were_spared(
     assert not throttle.resting
 
 
+@pytest.mark.parametrize(("pass_ms", "steps"), [(0.0, 256), (100.0, 256), (10.0, 500), (1.0, 1024)])
+def test_a_rest_lasts_five_seconds_where_these_are_256_to_1024_steps(pass_ms: float, steps: int) -> None:
+    activity = SourceActivity()
+    throttle = SourceThrottle(activity)
+    for _ in range(8000):
+        throttle.committed(0, pass_ms=pass_ms)
+    assert activity.rest == steps
+
+
 @pytest.mark.parametrize("own_rest", [False, True])
-def test_a_rest_ends_when_the_source_comes_back_and_the_next_is_the_shortest(own_rest: bool) -> None:
+def test_a_rest_ends_when_the_source_comes_back_and_the_next_is_no_longer(own_rest: bool) -> None:
     activity = SourceActivity()
     throttle = SourceThrottle(activity)
     sent(throttle, 2000)
     while not (throttle.resting and activity.left > 100):
         throttle.committed(0)
-    activity.came_back = True
+    before = activity.rest
+    activity.comebacks += 1
     later = throttle if own_rest else SourceThrottle(activity)
     assert [sent(later, 1), sent(later, 7)] == [1, 7]
     sent(later, 1)
     assert later.resting
-    assert activity.rest == 16
+    assert activity.rest <= before
 
 
-def test_what_a_source_gained_nothing_for_is_forgotten_when_it_comes_back() -> None:
+def test_every_session_notices_that_a_source_is_back() -> None:
     activity = SourceActivity()
-    sent(SourceThrottle(activity), 30)
-    activity.came_back = True
-    assert sent(SourceThrottle(activity), 31) == 31
+    alone, others = SourceThrottle(activity), [SourceThrottle(activity) for _ in range(2)]
+    sent(alone, 32)
+    assert alone.resting
+    activity.rest = 0  # another session gained
+    activity.comebacks += 1
+    assert [sent(throttle, 31) for throttle in others] == [31, 31]
+    assert sent(alone, 1) == 1, "it rests by its own count"
+
+
+def test_a_source_that_comes_back_amid_a_trial_is_tried_as_a_new_one() -> None:
+    activity = SourceActivity()
+    throttle = SourceThrottle(activity)
+    sent(throttle, 2000)
+    while throttle.resting:
+        throttle.committed(0)
+    activity.comebacks += 1
+    assert sent(throttle, 31) == 31
+    sent(throttle, 1)
+    assert throttle.resting
+    assert activity.rest <= 128, "half of the rest before"
+
+
+def test_a_stream_that_breaks_again_and_again_wakes_a_useless_source_seldom() -> None:
+    activity = SourceActivity()
+    throttle, rounds = SourceThrottle(activity), 0
+    for number in range(30):
+        activity.comebacks += 1
+        rounds += sent(throttle, 100)
+        assert number or rounds < 60
+    assert rounds < 1000

@@ -421,8 +421,7 @@ class EngineCore:
             shown = self._shown(entry, first, kept, len(session.ids), ()) if watched else None
             self.sessions.skip(session, kept)
         else:
-            step = self.sessions.step
-            done = session.commit(step_rows, match, step.sessions, step.number, self._budget.node_cost)
+            done = session.commit(step_rows, match, self.sessions.step, self._budget.node_cost)
             observed = None if observed is None else observed.first(len(done.tokens))
             self.totals.scouts += len(step_rows.scouts.tokens)
             shown = None

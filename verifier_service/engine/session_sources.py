@@ -1,8 +1,10 @@
 """The sources that draft for one session: which of them count, how fast and how good they are.
 
-Pure: knows the session's drafts and rounds, but neither its model nor how drafts arrive.
+Knows the session's drafts and rounds, but neither its model nor how drafts arrive. Of clocks, reads only
+how long the session's own proposers take.
 """
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -17,7 +19,7 @@ from speculative.policies.local import LocalDrafts
 from verifier_service.engine.source_policy import DraftWaits, Reputations, SourceLatency
 from verifier_service.observe.round_log import Rest, SourceState
 from verifier_service.proposers import LEAF_PROPOSERS, PROPOSERS, ProposerInit
-from verifier_service.proposers.own_text.active import SessionProposers
+from verifier_service.proposers.own_text.active import ActiveProposer, SessionProposers
 from verifier_service.proposers.own_text.lookup import LeafDrafts
 from verifier_service.remote_sources.source_presence import SourcePresence
 from verifier_service.remote_sources.sources_at_address import SourcesAtAddress
@@ -38,6 +40,8 @@ class RoundScore(NamedTuple):
     """Number of admitted nodes by their source indices, which are in the order of their offers."""
     node_cost: float = 0.0
     """Cost of an admitted node's row, in tokens."""
+    pass_ms: float = 0.0
+    """Milliseconds that the forward took; 0: that was not measured."""
 
 
 class Standing(NamedTuple):
@@ -217,15 +221,25 @@ class SessionSources:
         """
         self.held_back = 0
         for active in self._proposers:
-            if (found := active.propose(ids, end, node_limit)) is None:
+            if active.is_resting:
                 continue
-            source_index = active.source_index
-            if (kept := self.cut(source_index, found)) is None:
-                continue
-            if active.holds_back(kept, self.calibrator.worth, least):
-                self.held_back += 1
-                continue
-            yield source_index, kept
+            began = time.perf_counter()
+            if (kept := self._draft(active, ids, end, node_limit, least)) is not None:
+                yield active.source_index, kept  # the caller merges the draft before it asks for the next
+            active.took(1000 * (time.perf_counter() - began), offers=kept is not None)
+
+    def _draft(
+        self, active: ActiveProposer, ids: Sequence[int], end: int, node_limit: int, least: float
+    ) -> Draft | None:
+        """What a proposer offers, with the arguments of `proposals`; None: nothing."""
+        if (found := active.propose(ids, end, node_limit)) is None:
+            return None
+        if (kept := self.cut(active.source_index, found)) is None:
+            return None
+        if active.holds_back(kept, self.calibrator.worth, least):
+            self.held_back += 1
+            return None
+        return kept
 
     def proposals_below(
         self, ids: Sequence[int], pool: DraftPool, node_limit: int
@@ -297,6 +311,7 @@ class SessionSources:
                 step,
                 price=address.price(batch),
                 right=any([self._gains[index].often_right for index in address.indices]),
+                pass_ms=scored.pass_ms,
             )
         if (below := self._below) is not None:
             gain = self._gains[below.source_index]
@@ -304,7 +319,9 @@ class SessionSources:
             saved = own.get(below.source_index, 0) * gain.net(row) / self._tokens
             below.committed(saved, spared=spared, batch=batch, step=step, right=gain.often_right)
         if self.may_rest:
-            self._proposers.committed(own, self._gains, row, spared=spared, batch=batch, step=step)
+            self._proposers.committed(
+                own, self._gains, row, spared=spared, batch=batch, step=step, pass_ms=scored.pass_ms
+            )
         heard.clear()
         return own
 

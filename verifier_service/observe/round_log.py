@@ -53,6 +53,15 @@ class Step:
     waited_s: float
     """How long the step waited for drafts."""
 
+    @property
+    def pass_ms(self) -> float:
+        """Milliseconds that the forward took."""
+        return 1000 * (self.ended_s - self.began_s)
+
+
+ALONE = Step(0, 0.0, 0.0, 1, 0, 0.0)
+"""A step of one session that nobody measured."""
+
 
 class RoundTree(NamedTuple):
     """The columns of a round's TokenTree without the index of children, which takes three times the

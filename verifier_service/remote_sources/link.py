@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 from outrider.runtime.backoff import Backoff
 from outrider.v1 import draft_source_pb2
@@ -80,8 +80,8 @@ class SourceLink:
         """Updates for the stream that is up; None: no stream is up."""
         self._lost = False
         """Whether a stream broke, or could not be opened, since the last one opened."""
-        self._activities: WeakSet[SourceActivity] = WeakSet()
-        """What sessions of this link find out about the source, for each temperature band and names."""
+        self._activities: WeakValueDictionary[int, SourceActivity] = WeakValueDictionary()
+        """What sessions of this link find out about the source, by id(): one for each band and names."""
         self._parting: dict[int, Subscription] = {}
         """Subscriptions of sessions that ended before this stream followed them, by handle: the source is
         still to learn from those sessions."""
@@ -99,7 +99,7 @@ class SourceLink:
         if handle in self._struck:
             return
         self._subscriptions[handle] = subscription
-        self._activities.add(subscription.activity)
+        self._activities[id(subscription.activity)] = subscription.activity
         self._vocabulary_size = subscription.vocabulary_size
         self._observe(subscription)
         self._name = subscription.name
@@ -167,9 +167,10 @@ class SourceLink:
         self._parting.clear()
         self._ended.clear()
         if self._lost:
+            for reference in self._activities.valuerefs():
+                if (activity := reference()) is not None:
+                    activity.comebacks += 1
             self._lost = False
-            for activity in self._activities:
-                activity.came_back = True
         for handle in self._subscriptions:
             self._introduce(handle, self._queue)
 

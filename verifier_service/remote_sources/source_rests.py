@@ -12,7 +12,7 @@ large a part of a session's rounds, and the dearer it is, the fewer rounds it ha
 rounds, nothing of queues, sessions or trees.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _FIRST_ROUNDS = 32.0
 """Rounds without a gain after which a source rests."""
@@ -33,6 +33,10 @@ _PROBE_WEIGHT = 2.0
 """The most that a round of a trial counts for: a source that comes back has to catch up first."""
 _FIRST_REST = 16
 _MOST_REST = 256
+"""The longest rest, in steps, where steps are slow or nobody knows how long they take."""
+_MOST_QUICK_REST = 1024
+_MOST_REST_MS = 5000.0
+"""Where steps are quick, a rest may have more steps within this time."""
 _SPARED_REST = 64
 """The longest rest, in steps, of a source whose drafts were never admitted, or right where others were right
 as well. The rest of the former also ends when the batch has shrunk to half: drafts may pay again."""
@@ -41,12 +45,20 @@ _SILENT = 0.25
 to draft later on. The target pays nearly as much for such a round as for any other."""
 _RECORD_WEIGHT = 1 / 64
 """Weight of one round in what a source has saved lately."""
+_UNKNOWN = 0.25
+"""Rounds that a source inside is taken to save in each round, before anything is known of it: enough."""
+_TIMED = 64
+"""Rounds over which the time of a draft is averaged."""
+_FEW = 4
+"""Rounds after which that mean tells slow drafts from interrupted ones."""
+_SLOW = 4.0
+"""The most that a draft takes, times the mean: a longer one was interrupted by something else."""
 _SPARED = 8.0
 """A round in which there were drafts and none was admitted counts as this many: such a batch has no use for
 them."""
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
+@dataclass(slots=True, weakref_slot=True)
 class SourceActivity:
     """Counts of one source over all sessions, and how long it rests."""
 
@@ -65,33 +77,74 @@ class SourceActivity:
     """Sessions in the step that admitted none of its drafts; 0: it rests because its drafts were wrong."""
     late: bool = False
     """Whether the source sent drafts for a session that had ended. Set by the reader of its stream."""
-    came_back: bool = False
-    """Whether the source came back after its stream broke: it may be another process, with faster hardware
-    or better weights. Set by the reader of its stream."""
+    comebacks: int = 0
+    """How often the source came back after its stream broke: it may be another process by now, with faster
+    hardware or better weights. Counted by the reader of its stream."""
+    noticed: int = 0
+    """Number of comebacks for which sessions have tried the source."""
 
-    def start_over(self) -> None:
-        """Forgets what was found out before the source came back: a rest ends; the next is the shortest."""
-        self.came_back, self.barren, self.tried, self.crowd = False, 0.0, 0.0, 0
-        if self.rest:
-            self.rest, self.left = _FIRST_REST // 2, 0
+    def notice(self) -> None:
+        """A session notices that the source is back: a rest ends, and the next lasts as long at most."""
+        if self.noticed != self.comebacks:
+            self.noticed = self.comebacks
+            self.barren, self.tried, self.crowd, self.left = 0.0, 0.0, 0, 0
+            self.rest //= 2
+
+
+@dataclass(slots=True)
+class DraftTime:
+    """How long drafts of one kind take, in milliseconds. An interrupted draft counts as a slow one."""
+
+    mean: float = 0.0
+    rounds: int = 0
+    """Rounds in that mean, at most 64; each later round counts for 1/64."""
+
+    def learn(self, ms: float) -> None:
+        """Learns from one draft."""
+        self.rounds = min(self.rounds + 1, _TIMED)
+        if self.rounds <= _FEW:  # the least of a few was not interrupted
+            self.mean = min(ms, self.mean) if self.rounds > 1 else ms
+        else:
+            self.mean += (min(ms, _SLOW * self.mean) - self.mean) / self.rounds
 
 
 @dataclass(slots=True)
 class SourceRecord:
-    """What a source inside the verifier saved in the rounds of earlier sessions, the latest above all."""
+    """What a source inside the verifier saved in the rounds of earlier sessions, and the time that it took.
 
-    saved: float = 1.0
-    """Running mean of the rounds that the source saved in each round for which it drafted."""
+    The latest rounds count most.
+    """
+
+    saved: float = _UNKNOWN
+    """Running mean of the rounds that the source saved in each round in which it was asked."""
+    price: float = LEAST_PRICE
+    """Rounds that the source has to save for each in which it is asked, as the last such round cost."""
+    offered: DraftTime = field(default_factory=DraftTime)
+    """How long a round takes in which the source offers a draft."""
+    silent: DraftTime = field(default_factory=DraftTime)
+    """How long a round takes in which it offers none."""
+    share: float = 1.0
+    """Running share of the former rounds."""
     worthless: int = 0
     """Number of drafts whose nodes were worth less than their rows cost."""
 
     def learn(self, saved: float) -> None:
-        """Learns from a round for which the source drafted."""
+        """Learns from a round in which the source was asked."""
         self.saved += _RECORD_WEIGHT * (saved - self.saved)
+
+    def took(self, ms: float, offers: bool) -> None:
+        """Learns how long the source took in a round, and whether it offered a draft."""
+        self.share += _RECORD_WEIGHT * (offers - self.share)
+        (self.offered if offers else self.silent).learn(ms)
+
+    @property
+    def ms(self) -> float:
+        """Mean of the milliseconds that it takes to draft for a round, and to merge what is offered."""
+        return self.share * self.offered.mean + (1.0 - self.share) * self.silent.mean
 
     def activity(self) -> SourceActivity:
         """Counts for one more session: a source that saves too little has a few rounds to prove otherwise."""
-        pays = self.saved >= LEAST_PRICE
+        pays = self.saved >= self.price
         return SourceActivity(barren=0.0 if pays else _FIRST_ROUNDS - _PROBE_ROUNDS)
 
 
@@ -100,13 +153,14 @@ class SourceThrottle:
 
     Args:
         activity: the source's, over all sessions; updated here.
-        most_rest: the longest rest, in steps.
+        most_rest: the longest rest, in steps; None: that depends on how long steps take.
         credit: rounds for which a source that has gained much may then gain nothing.
     """
 
     __slots__ = (
         "_activity",
         "_begins",
+        "_comebacks",
         "_credit",
         "_follows",
         "_left",
@@ -117,9 +171,11 @@ class SourceThrottle:
     )
 
     def __init__(
-        self, activity: SourceActivity, most_rest: int = _MOST_REST, credit: float = _FIRST_ROUNDS
+        self, activity: SourceActivity, most_rest: int | None = None, credit: float = _FIRST_ROUNDS
     ) -> None:
         self._activity = activity
+        self._comebacks = activity.noticed
+        """The last comeback of the source that this session has noticed."""
         self._most_rest = most_rest
         self._credit = credit
         self.resting = activity.rest > 0
@@ -156,6 +212,7 @@ class SourceThrottle:
         *,
         price: float = LEAST_PRICE,
         right: bool = False,
+        pass_ms: float = 0.0,
     ) -> None:
         """A round of the session was committed.
 
@@ -169,8 +226,9 @@ class SourceThrottle:
             price: rounds that the source has to save for each round that it is sent. The higher the price,
                 the fewer rounds the source has for that.
             right: whether the source is often right, so that it gains nothing only where others are too.
+            pass_ms: milliseconds that the step's forward took; 0: that was not measured.
         """
-        if self._activity.came_back:
+        if self._comebacks != self._activity.comebacks:
             self._start_over()
         # Drafts from before the rest end it only where they pay for as much as a trial would take.
         if self.resting and saved < _PROBE_ROUNDS * price:
@@ -179,20 +237,24 @@ class SourceThrottle:
             self._silent &= not heard
             weight = max(1.0, price / (1.0 + price) * _FIRST_ROUNDS / _STAKE)
             self._pay(saved / price, weight)
-            self._spend(heard, spared, right and price <= LEAST_PRICE, batch, weight)
+            most = _SPARED_REST if spared or (right and price <= LEAST_PRICE) else self._most(pass_ms)
+            self._spend(heard, spared, batch, weight, most)
         self._begins = False
 
     def rested(self, batch: int, step: int) -> None:
         """As `committed`, for a round of a rest in which the source saved nothing and was not heard."""
-        if self._activity.came_back:
+        if self._comebacks != self._activity.comebacks:
             self._start_over()
         self._go_on_resting(False, batch, step)
         self._begins = False
 
     def _start_over(self) -> None:
-        self._activity.start_over()
-        if not self.resting:
-            self._left = max(self._left, _FIRST_ROUNDS)
+        self._activity.notice()
+        self._comebacks = self._activity.comebacks
+        if self.resting:
+            self._left = 0.0
+        else:
+            self._left, self._probed = max(self._left, _FIRST_ROUNDS), 0
 
     def _pay(self, rounds: float, weight: float) -> None:
         """Adds the rounds that a gain pays for; a source that has paid for the most is tried no longer.
@@ -210,8 +272,15 @@ class SourceThrottle:
             self._probed = 0
             activity.rest, activity.tried = 0, 0.0
 
-    def _spend(self, heard: bool, spared: bool, right: bool, batch: int, weight: float) -> None:
-        """Takes the round that was just committed from those that are left."""
+    def _most(self, pass_ms: float) -> int:
+        """The longest rest, in steps of `pass_ms` milliseconds."""
+        if self._most_rest is not None:
+            return self._most_rest
+        quick = _MOST_REST_MS / pass_ms if pass_ms else 0.0
+        return min(max(_MOST_REST, int(quick)), _MOST_QUICK_REST)
+
+    def _spend(self, heard: bool, spared: bool, batch: int, weight: float, most: int) -> None:
+        """Takes the round that was just committed from those left; a rest lasts at most `most` steps."""
         activity = self._activity
         counts = min(weight, _PROBE_WEIGHT) if self._probed else weight
         # Where sessions end before a slow source drafts, late drafts are all that ever comes of it.
@@ -225,7 +294,7 @@ class SourceThrottle:
             activity.tried += spent
         if self._left <= 0:
             # What a batch had no room for, the next batch may have room for.
-            self._rest(1.0 if spared else weight, _SPARED_REST if spared or right else self._most_rest)
+            self._rest(1.0 if spared else weight, most)
             self._follows = spared
             activity.crowd = batch if spared else 0
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from core_driver import GREEDY, SAMPLED, CoreDriver
+from harness import serving
 from ngram_lm import NgramLM
 
 from outrider.wire.names import GRAMMAR, REFERENCES
@@ -16,7 +17,7 @@ from verifier_service.engine.step_cost import StepCostModel
 from verifier_service.observe.round_log import Rest
 from verifier_service.proposers import ProposerInit
 from verifier_service.proposers.own_text.active import ActiveProposer, SessionProposers
-from verifier_service.remote_sources.source_rests import SourceRecord
+from verifier_service.remote_sources.source_rests import LEAST_PRICE, SourceRecord
 
 DRAFT = Draft((7,), (ROOT,), (0.5,))
 SLOPED = StepCostModel({rows: 5.0 + 0.25 * rows for rows in (1, 2, 4, 8, 16, 32, 64, 128)})
@@ -57,6 +58,8 @@ def rounds(
     batch: int = 1,
     spared: bool = False,
     least: float = 0.0,
+    took_ms: float = 0.0,
+    pass_ms: float = 0.0,
 ) -> list[bool]:
     """Whether each of some rounds, which commit a token each, asked the proposer."""
     asked = []
@@ -65,8 +68,9 @@ def rounds(
         draft = proposer.propose(list(range(step)), step, 4)
         if draft is not None:
             proposer.holds_back(draft, known, least)
+        proposer.took(took_ms, offers=draft is not None)
         gained = saved(step) if asked[-1] else 0.0
-        proposer.committed(gained, spared=spared, batch=batch, step=step, right=False)
+        proposer.committed(gained, spared=spared, batch=batch, step=step, right=False, pass_ms=pass_ms)
     return asked
 
 
@@ -121,6 +125,57 @@ def test_a_source_that_saved_nothing_in_earlier_sessions_has_eight_rounds_to_pro
     assert all(rounds(active(record=record), 32)), "others have found that it saves"
 
 
+def test_a_source_that_rarely_drafts_has_to_save_for_the_rounds_without_a_draft_too() -> None:
+    record = SourceRecord()
+    for _ in range(3):
+        rounds(active(Recorder(None), record), 128)
+    assert record.saved < LEAST_PRICE
+    assert not rounds(active(record=record), 9)[-1]
+
+
+@pytest.mark.parametrize(("pass_ms", "batch", "rests"), [(1.0, 1, True), (20.0, 1, False), (20.0, 32, True)])
+def test_a_source_has_to_save_what_it_takes_of_a_step(pass_ms: float, batch: int, rests: bool) -> None:
+    proposer = active()
+    asked = rounds(proposer, 1000, lambda step: 0.07, took_ms=0.1, pass_ms=pass_ms, batch=batch)
+    assert all(asked) != rests
+
+
+def test_the_first_draft_of_a_session_which_reads_its_prompt_is_not_timed() -> None:
+    record = SourceRecord()
+    for _ in range(3):
+        proposer = active(record=record)
+        rounds(proposer, 1, took_ms=50.0)
+        rounds(proposer, 2, took_ms=0.1, begin=2)
+    assert record.ms == pytest.approx(0.1)
+
+
+def test_a_draft_that_was_interrupted_counts_as_a_slow_one() -> None:
+    record = SourceRecord()
+    for ms in [90.0] + [0.1] * 8 + [90.0]:
+        record.took(ms, True)
+    assert 0.1 <= record.ms < 0.15
+    for _ in range(400):
+        record.took(0.3, True)
+    assert record.ms == pytest.approx(0.3, rel=0.01), "they have become slower"
+
+
+def test_rounds_with_a_draft_are_timed_apart_from_those_without() -> None:
+    record = SourceRecord()
+    for number in range(2000):
+        offers = number % 10 == 0
+        record.took(0.2 if offers else 0.004, offers)
+    assert record.ms == pytest.approx(0.0236, rel=0.2)
+
+
+async def test_a_verifier_measures_what_its_proposers_take() -> None:
+    async with serving(NgramLM(24)) as verifier:
+        await verifier.generate((1, 2, 3), new=40, sources=[("lookup", "")])
+        record = verifier.server._manager.reputations.of("lookup", SamplingParams(temperature=0)).record
+    assert record.offered.rounds + record.silent.rounds > 1
+    assert record.ms > 0.0
+    assert record.price > LEAST_PRICE, "passes of this target are nearly as quick"
+
+
 def test_rounds_in_which_no_proposer_was_asked_are_not_held_against_it() -> None:
     proposer = active()
     for step in range(1, 200):
@@ -132,7 +187,7 @@ def test_a_crowd_that_admits_nothing_says_nothing_of_the_source_and_its_end_ends
     record = SourceRecord()
     proposer = active(record=record)
     rounds(proposer, 200, batch=32, spared=True)
-    assert record.saved == 1.0
+    assert record.saved == SourceRecord().saved
     while not proposer.is_resting:
         rounds(proposer, 1, batch=32, spared=True)
     assert proposer.state.rest == Rest.NOT_ADMITTED

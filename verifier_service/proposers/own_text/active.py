@@ -2,9 +2,9 @@
 
 A proposer takes microseconds, but each of them comes between two passes of the target, and reads memory that
 the pass has evicted from the processor's caches. Where a pass takes a millisecond, a proposer whose drafts
-gain nothing costs some percent. So it rests by the rule for remote sources, with two differences. Each
-session counts for itself: whether a text repeats itself says little about the next one. And rests are short,
-since an answer may begin to copy at any time.
+gain nothing costs some percent. So it rests by the rule for remote sources, with three differences. Each
+session counts for itself: whether a text repeats itself says little about the next one. Rests are short,
+since an answer may begin to copy at any time. And a proposer's price is the time that it takes itself.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from speculative.tree import ROOT
 from verifier_service.engine.source_policy import Reputation
 from verifier_service.observe.round_log import Rest, SourceState
 from verifier_service.proposers import PROPOSERS, Proposer, ProposerInit, make_proposer
-from verifier_service.remote_sources.source_rests import SourceRecord, SourceThrottle
+from verifier_service.remote_sources.source_rests import LEAST_PRICE, SourceRecord, SourceThrottle
 
 Worth = Callable[[int, float], float]
 """The calibrated probability that a source's node is accepted, of the source's index and its estimate."""
@@ -26,6 +26,8 @@ _OFFERED_EVERY = 8
 what such drafts are taken to be worth."""
 _MOST_REST = 64
 """The longest rest, in steps: a copy that begins meanwhile is drafted at most this many steps late."""
+_MOST_PRICE = 9.0
+"""The most rounds that a proposer has to save for each in which it is asked."""
 _CREDIT_ROUNDS = 256.0
 """Rounds for which a proposer that has saved some eight rounds may then save none: copies come in turns."""
 
@@ -41,6 +43,7 @@ class ActiveProposer:
     __slots__ = (
         "_appended",
         "_has_drafted",
+        "_is_new",
         "_proposer",
         "_record",
         "_states",
@@ -62,6 +65,8 @@ class ActiveProposer:
         """Whether the proposer was asked for a draft since the last round."""
         self._has_drafted = False
         """Whether it drafted since then, be the draft offered or not."""
+        self._is_new = True
+        """Whether no round of the session was timed: the first reads the prompt."""
         self._states = {rest: SourceState(source_index, rest, None) for rest in Rest}
 
     @property
@@ -93,6 +98,13 @@ class ActiveProposer:
         self._was_asked = True
         return self._proposer.propose(node_limit)
 
+    def took(self, ms: float, *, offers: bool) -> None:
+        """Notes how long the proposer took to draft for the next round, the merging of an offer included."""
+        if self._record is not None and self._was_asked:
+            if not self._is_new:
+                self._record.took(ms, offers)
+            self._is_new = False
+
     def holds_back(self, draft: Draft, worth: Worth, least: float) -> bool:
         """Decides whether a draft is held back, so not offered; to be called once per draft.
 
@@ -112,8 +124,13 @@ class ActiveProposer:
         others = zip(draft.parents[1:], draft.survival[1:], strict=True)
         return not any(parent == ROOT and worth(index, survival) >= least for parent, survival in others)
 
-    def committed(self, saved: float, *, spared: bool, batch: int, step: int, right: bool) -> None:
-        """Notes a committed round; the arguments are as `SourceThrottle.committed` takes them."""
+    def committed(
+        self, saved: float, *, spared: bool, batch: int, step: int, right: bool, pass_ms: float = 0.0
+    ) -> None:
+        """Notes a committed round; the arguments are as `SourceThrottle.committed` takes them.
+
+        `pass_ms` is how long the step's forward took, in milliseconds; 0: that was not measured.
+        """
         throttle, record = self._throttle, self._record
         if throttle is None or record is None:
             return
@@ -122,9 +139,13 @@ class ActiveProposer:
         elif self._was_asked or saved:
             # A session alone has no crowd that would end the rest, and its step admits what is worth its row.
             spared &= batch > 1
-            if self._has_drafted and not spared:
+            if not (self._has_drafted and spared):
                 record.learn(saved)
-            throttle.committed(saved, self._has_drafted, spared, batch, step, right=right)
+            # All sessions of the step wait while this one drafts, and it alone gains by that.
+            dear = batch * record.ms / pass_ms if pass_ms else 0.0
+            record.price = min(max(LEAST_PRICE, dear), _MOST_PRICE)
+            heard = self._has_drafted
+            throttle.committed(saved, heard, spared, batch, step, price=record.price, right=right)
         self._was_asked = self._has_drafted = False
 
 
@@ -167,6 +188,7 @@ class SessionProposers:
         spared: bool,
         batch: int,
         step: int,
+        pass_ms: float = 0.0,
     ) -> None:
         """Notes a committed round.
 
@@ -177,12 +199,14 @@ class SessionProposers:
             spared: whether there were drafts, and the step admitted none of their nodes.
             batch: sessions in the step.
             step: the step's number.
+            pass_ms: milliseconds that the step's forward took; 0: that was not measured.
         """
         for active in self._active:
             index = active.source_index
             gain = gains[index]
             saved = own[index] * gain.net(row) if index in own else 0.0
-            active.committed(saved, spared=spared, batch=batch, step=step, right=gain.often_right)
+            right = gain.often_right
+            active.committed(saved, spared=spared, batch=batch, step=step, right=right, pass_ms=pass_ms)
 
     @property
     def states(self) -> list[SourceState]:
