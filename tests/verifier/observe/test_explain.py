@@ -11,6 +11,7 @@ from ngram_lm import NgramLM
 from outrider.runtime.tracing import Tracing
 from outrider.v1 import common_pb2, explain_pb2
 from outrider.wire.origin import TRACE_KEY
+from tests.in_time import in_time
 from verifier_service.engine.step_cost import StepCostModel
 
 PROMPT = [1, 2, 3, 1, 2, 3]
@@ -156,7 +157,8 @@ async def test_rounds_say_whether_a_source_was_sent_them_and_why_not() -> None:
         (states if state.source == drafter else lookups).append(state)
     assert len(states) == len(explanation.rounds) == answer.usage.rounds
     assert len(lookups) == len(states)
-    assert STATE.REST_GAINS_TOO_LITTLE in {state.rest for state in lookups}, "the drafter drafts it all"
+    # How soon a source rests depends on how long passes take.
+    in_time(STATE.REST_GAINS_TOO_LITTLE in {state.rest for state in lookups}, "lookup never rested")
     assert states[0].rest == STATE.REST_NONE
     rests = {state.rest for state in states}
     resting = {STATE.REST_GAINS_TOO_LITTLE, STATE.REST_NOT_ADMITTED}
