@@ -34,7 +34,7 @@ from verifier_service.engine.prompt_scorer import scorer_of
 from verifier_service.engine.session_sources import RoundScore, SessionSources
 from verifier_service.engine.source_policy import Reputations, StepValue
 from verifier_service.engine.step import Round, Scouts, StepRows, scouts_behind
-from verifier_service.observe.round_log import ALONE, Step
+from verifier_service.observe.round_log import UNTIMED_STEP, Step
 from verifier_service.proposers.batched import ProposedSession, ScoutAsk
 from verifier_service.sessions.request import SessionRequest, SourceSet
 
@@ -366,7 +366,9 @@ class Session:
         self.cached += len(step_rows.chain)
         return tuple(range(len(step_rows.chain)))
 
-    def commit(self, step_rows: StepRows, match: Match, step: Step = ALONE, node_cost: float = 0.0) -> Round:
+    def commit(
+        self, step_rows: StepRows, match: Match, step: Step = UNTIMED_STEP, node_cost: float = 0.0
+    ) -> Round:
         """Commits what was matched in a step, up to the request's end.
 
         `node_cost` is the cost of a drafted node's row, in tokens.

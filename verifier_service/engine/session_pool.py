@@ -24,7 +24,7 @@ from verifier_service.engine.scheduler import Need, Scheduler, fit, may_start
 from verifier_service.engine.session import Session
 from verifier_service.engine.stats import CountsByName, EngineTotals, Phases
 from verifier_service.engine.step import PassOutcome, Round, StepRows
-from verifier_service.observe.round_log import ALONE, RoundRecord, RoundTree, SourceState
+from verifier_service.observe.round_log import UNTIMED_STEP, RoundRecord, RoundTree, SourceState
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class SessionPool:
     def __init__(self, kv: KVCache, scheduler: Scheduler, totals: EngineTotals, counts: CountsByName) -> None:
         self.kv = kv
         self.phases = Phases()
-        self.step = ALONE
+        self.step = UNTIMED_STEP
         """The last step."""
         self._now = 0.0
         self.scheduler = scheduler

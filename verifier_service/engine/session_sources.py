@@ -1,7 +1,7 @@
 """The sources that draft for one session: which of them count, how fast and how good they are.
 
-Knows the session's drafts and rounds, but neither its model nor how drafts arrive. Of clocks, reads only
-how long the session's own proposers take.
+Knows the session's drafts and rounds, but neither its model nor how drafts arrive. The session's own
+proposers are timed here; other times come as arguments.
 """
 
 import time

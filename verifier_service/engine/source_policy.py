@@ -23,8 +23,9 @@ from speculative.policies.book import PolicyBook
 from speculative.policies.local import LocalDrafts
 from speculative.policies.names import DEFAULT_POLICY
 from speculative.policies.policy import DraftLimits
+from verifier_service.proposers.own_text.record import SourceRecord
 from verifier_service.remote_sources.source_presence import SourcePresence
-from verifier_service.remote_sources.source_rests import SourceActivity, SourceRecord
+from verifier_service.remote_sources.source_rests import SourceActivity
 
 _WEIGHT = 0.15
 # A source that sent nothing useful for this many rounds is silent, and no step waits for it.

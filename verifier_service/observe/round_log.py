@@ -59,8 +59,8 @@ class Step:
         return 1000 * (self.ended_s - self.began_s)
 
 
-ALONE = Step(0, 0.0, 0.0, 1, 0, 0.0)
-"""A step of one session that nobody measured."""
+UNTIMED_STEP = Step(0, 0.0, 0.0, 1, 0, 0.0)
+"""A step of one session that nobody timed."""
 
 
 class RoundTree(NamedTuple):

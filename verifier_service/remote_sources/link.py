@@ -81,7 +81,7 @@ class SourceLink:
         self._lost = False
         """Whether a stream broke, or could not be opened, since the last one opened."""
         self._activities: WeakValueDictionary[int, SourceActivity] = WeakValueDictionary()
-        """What sessions of this link find out about the source, by id(): one for each band and names."""
+        """What sessions of this link found out, by id(): one object for each temperature band and names."""
         self._parting: dict[int, Subscription] = {}
         """Subscriptions of sessions that ended before this stream followed them, by handle: the source is
         still to learn from those sessions."""

@@ -12,7 +12,7 @@ large a part of a session's rounds, and the dearer it is, the fewer rounds it ha
 rounds, nothing of queues, sessions or trees.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 _FIRST_ROUNDS = 32.0
 """Rounds without a gain after which a source rests."""
@@ -35,24 +35,15 @@ _FIRST_REST = 16
 _MOST_REST = 256
 """The longest rest, in steps, where steps are slow or nobody knows how long they take."""
 _MOST_QUICK_REST = 1024
+"""The same where steps are quick."""
 _MOST_REST_MS = 5000.0
-"""Where steps are quick, a rest may have more steps within this time."""
+"""How long a rest of more than 256 steps may last, in milliseconds."""
 _SPARED_REST = 64
 """The longest rest, in steps, of a source whose drafts were never admitted, or right where others were right
 as well. The rest of the former also ends when the batch has shrunk to half: drafts may pay again."""
 _SILENT = 0.25
 """What a round counts for if the source sends nothing: the source may be reading a long prompt, or have much
 to draft later on. The target pays nearly as much for such a round as for any other."""
-_RECORD_WEIGHT = 1 / 64
-"""Weight of one round in what a source has saved lately."""
-_UNKNOWN = 0.25
-"""Rounds that a source inside is taken to save in each round, before anything is known of it: enough."""
-_TIMED = 64
-"""Rounds over which the time of a draft is averaged."""
-_FEW = 4
-"""Rounds after which that mean tells slow drafts from interrupted ones."""
-_SLOW = 4.0
-"""The most that a draft takes, times the mean: a longer one was interrupted by something else."""
 _SPARED = 8.0
 """A round in which there were drafts and none was admitted counts as this many: such a batch has no use for
 them."""
@@ -83,69 +74,17 @@ class SourceActivity:
     noticed: int = 0
     """Number of comebacks for which sessions have tried the source."""
 
+    @classmethod
+    def doubtful(cls) -> "SourceActivity":
+        """Counts of a source that gained too little in earlier sessions: it has a few rounds to gain more."""
+        return cls(barren=_FIRST_ROUNDS - _PROBE_ROUNDS)
+
     def notice(self) -> None:
-        """A session notices that the source is back: a rest ends, and the next lasts as long at most."""
+        """Notes that a session has seen the source come back: a rest ends, and the next is not longer."""
         if self.noticed != self.comebacks:
             self.noticed = self.comebacks
             self.barren, self.tried, self.crowd, self.left = 0.0, 0.0, 0, 0
             self.rest //= 2
-
-
-@dataclass(slots=True)
-class DraftTime:
-    """How long drafts of one kind take, in milliseconds. An interrupted draft counts as a slow one."""
-
-    mean: float = 0.0
-    rounds: int = 0
-    """Rounds in that mean, at most 64; each later round counts for 1/64."""
-
-    def learn(self, ms: float) -> None:
-        """Learns from one draft."""
-        self.rounds = min(self.rounds + 1, _TIMED)
-        if self.rounds <= _FEW:  # the least of a few was not interrupted
-            self.mean = min(ms, self.mean) if self.rounds > 1 else ms
-        else:
-            self.mean += (min(ms, _SLOW * self.mean) - self.mean) / self.rounds
-
-
-@dataclass(slots=True)
-class SourceRecord:
-    """What a source inside the verifier saved in the rounds of earlier sessions, and the time that it took.
-
-    The latest rounds count most.
-    """
-
-    saved: float = _UNKNOWN
-    """Running mean of the rounds that the source saved in each round in which it was asked."""
-    price: float = LEAST_PRICE
-    """Rounds that the source has to save for each in which it is asked, as the last such round cost."""
-    offered: DraftTime = field(default_factory=DraftTime)
-    """How long a round takes in which the source offers a draft."""
-    silent: DraftTime = field(default_factory=DraftTime)
-    """How long a round takes in which it offers none."""
-    share: float = 1.0
-    """Running share of the former rounds."""
-    worthless: int = 0
-    """Number of drafts whose nodes were worth less than their rows cost."""
-
-    def learn(self, saved: float) -> None:
-        """Learns from a round in which the source was asked."""
-        self.saved += _RECORD_WEIGHT * (saved - self.saved)
-
-    def took(self, ms: float, offers: bool) -> None:
-        """Learns how long the source took in a round, and whether it offered a draft."""
-        self.share += _RECORD_WEIGHT * (offers - self.share)
-        (self.offered if offers else self.silent).learn(ms)
-
-    @property
-    def ms(self) -> float:
-        """Mean of the milliseconds that it takes to draft for a round, and to merge what is offered."""
-        return self.share * self.offered.mean + (1.0 - self.share) * self.silent.mean
-
-    def activity(self) -> SourceActivity:
-        """Counts for one more session: a source that saves too little has a few rounds to prove otherwise."""
-        pays = self.saved >= self.price
-        return SourceActivity(barren=0.0 if pays else _FIRST_ROUNDS - _PROBE_ROUNDS)
 
 
 class SourceThrottle:
@@ -237,7 +176,7 @@ class SourceThrottle:
             self._silent &= not heard
             weight = max(1.0, price / (1.0 + price) * _FIRST_ROUNDS / _STAKE)
             self._pay(saved / price, weight)
-            most = _SPARED_REST if spared or (right and price <= LEAST_PRICE) else self._most(pass_ms)
+            most = _SPARED_REST if spared or (right and price <= LEAST_PRICE) else self._longest_rest(pass_ms)
             self._spend(heard, spared, batch, weight, most)
         self._begins = False
 
@@ -272,7 +211,7 @@ class SourceThrottle:
             self._probed = 0
             activity.rest, activity.tried = 0, 0.0
 
-    def _most(self, pass_ms: float) -> int:
+    def _longest_rest(self, pass_ms: float) -> int:
         """The longest rest, in steps of `pass_ms` milliseconds."""
         if self._most_rest is not None:
             return self._most_rest

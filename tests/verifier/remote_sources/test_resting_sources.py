@@ -192,7 +192,7 @@ async def test_one_that_is_too_late_for_every_session_rests_too() -> None:
     assert len(source.follows) <= sessions
 
 
-async def test_a_source_whose_stream_broke_is_tried_again_as_soon_as_it_is_back() -> None:
+async def test_sessions_of_all_kinds_hear_that_a_source_came_back() -> None:
     async with running(FakeSource()) as server:
         link = SourceLink(server.address, lambda command: None, CountsByName(), QUICK)
         try:
@@ -205,6 +205,6 @@ async def test_a_source_whose_stream_broke_is_tried_again_as_soon_as_it_is_back(
             second = subscription(2)
             link.subscribe(second, resting=True)
             await eventually(lambda: second.activity.comebacks == 1)
-            assert first.activity.comebacks == 1, "for sessions to come with those parameters"
+            assert first.activity.comebacks == 1, "later sessions with those parameters ask here"
         finally:
             await link.stream.close()

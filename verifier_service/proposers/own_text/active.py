@@ -16,7 +16,8 @@ from speculative.tree import ROOT
 from verifier_service.engine.source_policy import Reputation
 from verifier_service.observe.round_log import Rest, SourceState
 from verifier_service.proposers import PROPOSERS, Proposer, ProposerInit, make_proposer
-from verifier_service.remote_sources.source_rests import LEAST_PRICE, SourceRecord, SourceThrottle
+from verifier_service.proposers.own_text.record import SourceRecord
+from verifier_service.remote_sources.source_rests import SourceThrottle
 
 Worth = Callable[[int, float], float]
 """The calibrated probability that a source's node is accepted, of the source's index and its estimate."""
@@ -26,8 +27,6 @@ _OFFERED_EVERY = 8
 what such drafts are taken to be worth."""
 _MOST_REST = 64
 """The longest rest, in steps: a copy that begins meanwhile is drafted at most this many steps late."""
-_MOST_PRICE = 9.0
-"""The most rounds that a proposer has to save for each in which it is asked."""
 _CREDIT_ROUNDS = 256.0
 """Rounds for which a proposer that has saved some eight rounds may then save none: copies come in turns."""
 
@@ -66,7 +65,7 @@ class ActiveProposer:
         self._has_drafted = False
         """Whether it drafted since then, be the draft offered or not."""
         self._is_new = True
-        """Whether no round of the session was timed: the first reads the prompt."""
+        """Whether the next draft is the session's first, which is not timed: it reads the prompt."""
         self._states = {rest: SourceState(source_index, rest, None) for rest in Rest}
 
     @property
@@ -102,7 +101,7 @@ class ActiveProposer:
         """Notes how long the proposer took to draft for the next round, the merging of an offer included."""
         if self._record is not None and self._was_asked:
             if not self._is_new:
-                self._record.took(ms, offers)
+                self._record.took(ms, offers=offers)
             self._is_new = False
 
     def holds_back(self, draft: Draft, worth: Worth, least: float) -> bool:
@@ -141,11 +140,8 @@ class ActiveProposer:
             spared &= batch > 1
             if not (self._has_drafted and spared):
                 record.learn(saved)
-            # All sessions of the step wait while this one drafts, and it alone gains by that.
-            dear = batch * record.ms / pass_ms if pass_ms else 0.0
-            record.price = min(max(LEAST_PRICE, dear), _MOST_PRICE)
-            heard = self._has_drafted
-            throttle.committed(saved, heard, spared, batch, step, price=record.price, right=right)
+            price = record.charge(batch, pass_ms)
+            throttle.committed(saved, self._has_drafted, spared, batch, step, price=price, right=right)
         self._was_asked = self._has_drafted = False
 
 
