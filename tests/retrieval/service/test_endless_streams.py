@@ -150,10 +150,10 @@ async def test_a_stream_that_says_nothing_is_given_up(
 async def test_one_call_brings_no_more_documents_than_a_tenant_may_have(tiny_llama: Path) -> None:
     flags = ("--embeddings", str(tiny_llama), "--document-tokens-of-tenant", "2000")
     async with apart(tiny_llama, *flags) as live:
-        error = await refused(live.retrieval.AddDocuments(documents(1000, 100), timeout=100))
+        error = await refused_amid(lambda: live.retrieval.AddDocuments(documents(1000, 100), timeout=100))
         assert error.code() is Code.RESOURCE_EXHAUSTED
         assert "one call brings more than 2000 tokens" in str(error.details())
-        error = await refused(live.retrieval.AddDocuments(documents(1000, 1), timeout=100))
+        error = await refused_amid(lambda: live.retrieval.AddDocuments(documents(1000, 1), timeout=100))
         assert "one call brings more than 2000 tokens" in str(error.details()), "a short one counts, too"
         added = await live.retrieval.AddDocuments(documents(5, 100), timeout=100)
         assert added.documents == 1
