@@ -42,6 +42,26 @@ def test_a_gap_that_was_interrupted_hardly_counts() -> None:
     assert overhead.session_ms < 0.6
 
 
+@pytest.mark.parametrize("nodes", [1, 2, 16])
+def test_the_first_steps_of_a_process_do_not_make_nodes_dear(nodes: int) -> None:
+    """Seen on fresh servers: a first gap of 20 ms counted as its two nodes', and none was admitted again."""
+    costs = StepCostModel({rows: 1.0 + 0.01 * rows for rows in PROFILED})
+    budget = DraftBudget(costs, adaptive=True)
+    for gap_ms, drafted in ((20.0, nodes), (5.0, nodes), *[(2.0, 0)] * 40):
+        costs.record_overhead(gap_ms, 1, drafted)
+        assert budget.admit([[0.9] * 16], [(1, 1)]) == [16]
+
+
+def test_gaps_without_time_are_corrected_by_those_with_some() -> None:
+    overhead = StepOverhead()
+    for _ in range(20):
+        overhead.learn(0.0, 1, 0)
+    assert overhead.session_ms == 0.0
+    for _ in range(200):
+        overhead.learn(0.5, 1, 0)
+    assert overhead.session_ms == pytest.approx(0.5, rel=0.05)
+
+
 def test_what_nodes_cost_between_forwards_is_charged_to_them_and_not_to_the_prompt_beside_them() -> None:
     costs = StepCostModel({rows: 5.0 + 0.25 * rows for rows in PROFILED})
     for nodes in (0, 4) * 50:

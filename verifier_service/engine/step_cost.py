@@ -9,6 +9,7 @@ weighs drafted nodes against what their rows cost. Pure.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import log2
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +31,12 @@ _MOST_RATIO = 2.0
 
 _KEPT = 0.98
 """Factor by which each step reduces the weight of earlier steps."""
-_PRIOR_NODES = 1.0
+_PRIOR_NODES = 4.0
 """Weight, in squared nodes, of the assumption that a node costs nothing."""
+_FIRST_GAPS = 8
+"""Gaps that are held until they can be told from interruptions. The first ones of a process load code and
+caches and take ten times as long; if their time were the nodes', no node would be admitted that shows what
+nodes take."""
 
 
 class StepOverhead:
@@ -39,20 +44,39 @@ class StepOverhead:
 
     Choosing tokens, building trees and bookkeeping take longer the more nodes a step verifies. Where a pass
     takes a few milliseconds, a node's share of this work costs as much as its row. The split is a weighted
-    least squares fit of the gaps between forwards over the sessions and nodes of the steps.
+    least squares fit of the gaps between forwards over the sessions and nodes of the steps. Until eight gaps
+    are known, all their time is taken to be the sessions'.
     """
 
-    __slots__ = ("_nodes_nodes", "_nodes_time", "_sessions_nodes", "_sessions_sessions", "_sessions_time")
+    __slots__ = (
+        "_first",
+        "_nodes_nodes",
+        "_nodes_time",
+        "_sessions_nodes",
+        "_sessions_sessions",
+        "_sessions_time",
+    )
 
     def __init__(self) -> None:
+        self._first: list[tuple[float, int, int]] = []
+        """Milliseconds, sessions and nodes of the first gaps, until they are learnt from together."""
         self._sessions_sessions = self._sessions_nodes = self._nodes_nodes = 0.0
         self._sessions_time = self._nodes_time = 0.0
 
     def learn(self, milliseconds: float, sessions: int, nodes: int) -> None:
         """Learns from the gap behind a forward of `sessions` (at least 1) and `nodes` (scouts included)."""
-        known = self.session_ms * sessions + self.node_ms * nodes
-        if known:
-            milliseconds = min(milliseconds, _MOST_RATIO * known)
+        if self._sessions_sessions:
+            known = self.session_ms * sessions + self.node_ms * nodes
+            self._add(min(milliseconds, _MOST_RATIO * known) if known else milliseconds, sessions, nodes)
+            return
+        self._first.append((milliseconds, sessions, nodes))
+        if len(self._first) == _FIRST_GAPS:
+            most = _MOST_RATIO * self.session_ms
+            for gap_ms, *counts in self._first:
+                self._add(min(gap_ms, most * counts[0]), *counts)
+            self._first.clear()
+
+    def _add(self, milliseconds: float, sessions: int, nodes: int) -> None:
         self._sessions_sessions = _KEPT * self._sessions_sessions + sessions * sessions
         self._sessions_nodes = _KEPT * self._sessions_nodes + sessions * nodes
         self._nodes_nodes = _KEPT * self._nodes_nodes + nodes * nodes
@@ -74,7 +98,7 @@ class StepOverhead:
     def session_ms(self) -> float:
         """What a further session adds, without drafted nodes; 0 where nothing is known."""
         if not self._sessions_sessions:
-            return 0.0
+            return median([gap_ms / sessions for gap_ms, sessions, _ in self._first]) if self._first else 0.0
         left = self._sessions_time - self.node_ms * self._sessions_nodes
         return max(0.0, left / self._sessions_sessions)
 
