@@ -158,12 +158,12 @@ class FakeVerifier(VerifierServicer):
     async def Cancel(self, request: Any, context: Any) -> verifier_pb2.VerifierCancelResponse:
         key = key_from_wire(request.key)
         session = self.sessions.get(key)
-        if session is None:
+        if session is None or session.finished is not None:
             return verifier_pb2.VerifierCancelResponse(found=False)
         if request.epoch < session.message.epoch:
             raise StaleEpoch("an older epoch", session.message.epoch)
         self.cancelled.append((key, request.epoch))
-        session.finished = session.finished or FinishReason.CANCELLED
+        session.finished = FinishReason.CANCELLED
         return verifier_pb2.VerifierCancelResponse(found=True)
 
     async def Explain(self, request: explain_pb2.ExplainRequest, context: Any) -> explain_pb2.ExplainResponse:
