@@ -35,7 +35,9 @@ from benchmarks.shared.random_llama import (
 from outrider.lm import transfer
 from outrider.lm.device.layout import DigestLevel
 from outrider.lm.graphs.backend_choice import use_ragged
+from outrider.lm.graphs.capture import CudaGraphs
 from outrider.lm.graphs.graph_runner import GraphRunner
+from outrider.lm.graphs.layer_compiler import compile_layers
 from outrider.lm.outcome import Outcome
 from outrider.lm.plan import PassPlan, SequenceRows
 from outrider.lm.runner import PackedLM
@@ -145,6 +147,10 @@ class StepBench:
         lengths = [plan.context // 2 + plan.context * at // max(1, most - 1) for at in range(most)]
         room = sum(lengths) + (most + 1) * (max(plan.trees) + 2 * PREFILL_CHUNK)
         self.lm = packed_llama(random_llama(size, device.name, dtype), size, room)
+        if device.is_gpu:  # as a service does at load
+            self.lm.pack()
+            static_steps(self.lm, device)
+            compile_layers(self.lm, None, "triton", CudaGraphs)
         self.roofline = Roofline(
             size,
             dtype.itemsize,

@@ -143,6 +143,7 @@ def gpu_options(settings: VerifierSettings) -> GpuOptions:
         cuda_graphs=settings.cuda_graphs,
         memory_utilization=settings.gpu_memory_utilization,
         capture_s=settings.capture_s,
+        compile_layers=settings.passes != "eager",
     )
 
 

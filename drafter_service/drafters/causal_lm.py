@@ -57,6 +57,7 @@ class CausalLMDrafter:
                 cuda_graphs=settings.cuda_graphs,
                 memory_utilization=settings.gpu_memory_utilization,
                 capture_s=settings.capture_s,
+                compile_layers=settings.passes != "eager",
                 max_rows=settings.most_rows,
             ),
             weight_dtype=settings.weight_dtype,

@@ -1,4 +1,4 @@
-"""Root mean square norms as one operation, where this operation gives the same bits as the model's own norm.
+"""Root mean square norms as one operation, where this operation gives what the model's own norm gives.
 
 A family writes its norm as half a dozen operations, twice a layer. In a pass of few rows each costs more to
 call than to compute.
@@ -26,8 +26,12 @@ class FusedNorm(nn.Module):
 
 
 @torch.inference_mode()
-def fuse_norms(model: nn.Module) -> int:
-    """Replaces every norm of the model that a FusedNorm repeats to the bit; returns the number replaced."""
+def fuse_norms(model: nn.Module, *, to_the_bit: bool = True) -> int:
+    """Replaces every norm of the model that a FusedNorm repeats; returns the number replaced.
+
+    Without ``to_the_bit``, outputs may differ by two roundings of their dtype: a fused kernel rounds once
+    where the family rounds before it multiplies with the weight.
+    """
     found = [
         (parent, name, child)
         for parent in model.modules()
@@ -36,14 +40,14 @@ def fuse_norms(model: nn.Module) -> int:
     ]
     fused = 0
     for parent, name, norm in found:
-        if (made := _fused(norm)) is not None:
+        if (made := _fused(norm, to_the_bit)) is not None:
             setattr(parent, name, made)
             fused += 1
     return fused
 
 
-def _fused(norm: nn.Module) -> FusedNorm | None:
-    """A FusedNorm with the weight of a norm; None where their outputs differ by a bit."""
+def _fused(norm: nn.Module, to_the_bit: bool) -> FusedNorm | None:
+    """A FusedNorm with the weight of a norm; None where their outputs differ."""
     weight = getattr(norm, "weight", None)
     epsilon = next((getattr(norm, name) for name in _EPSILONS if hasattr(norm, name)), None)
     state = [*norm.parameters(), *norm.buffers()]
@@ -56,11 +60,18 @@ def _fused(norm: nn.Module) -> FusedNorm | None:
     for rows in (1, 3, 17):
         for scale in _SCALES:
             drawn = scale * torch.randn(1, rows, weight.numel(), generator=chance)
-            sample = drawn.to(weight.dtype)
+            sample = drawn.to(weight)
             try:
                 own = norm(sample)
             except Exception:  # a norm that takes more than rows is none of these
                 return None
-            if not (isinstance(own, torch.Tensor) and torch.equal(own, fused(sample))):
+            if not (isinstance(own, torch.Tensor) and _agree(own, fused(sample), to_the_bit)):
                 return None
     return fused
+
+
+def _agree(own: torch.Tensor, fused: torch.Tensor, to_the_bit: bool) -> bool:
+    if to_the_bit or own.shape != fused.shape or own.dtype != fused.dtype:
+        return torch.equal(own, fused)
+    step = torch.finfo(own.dtype).eps
+    return torch.allclose(own.float(), fused.float(), rtol=2 * step, atol=step * step)

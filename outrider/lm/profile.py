@@ -15,6 +15,8 @@ from outrider.lm.autotune.products import TunedProducts
 from outrider.lm.autotune.times_file import TimesFile
 from outrider.lm.device.stacked import can_stack, stacked_on_gpu
 from outrider.lm.graphs.backend_choice import choose_backend
+from outrider.lm.graphs.capture import CudaGraphs
+from outrider.lm.graphs.layer_compiler import compile_layers
 from outrider.lm.kv.pool import KVLayout, SlotPool
 from outrider.lm.linear import can_pack, pack_linears
 from outrider.lm.norm import fuse_norms
@@ -111,17 +113,20 @@ class FastProfile:
         return ranks == 1 and (can_pack(model) or can_stack(model))
 
     def pack(self, lm: "PackedLM") -> None:
-        """Stacks layers with one input; on the CPU, chooses kernels by measuring and fuses norms."""
+        """Fuses norms and stacks layers with one input; on the CPU, chooses kernels by measuring."""
         if lm.model.device.type == "cuda":
+            fuse_norms(lm.model, to_the_bit=False)
             pack_linears(lm.model, lm.find_layout, stacked_on_gpu)
         else:
             fuse_norms(lm.model)
             pack_linears(lm.model, lm.find_layout, TunedProducts(TimesFile(self.cache_dir)))
 
     def settle(self, lm: "PackedLM", trial: "Trial | None", ranks: int) -> None:
-        """Chooses between ragged passes and steps of static shape, as ``cuda_graphs`` says."""
+        """Chooses between ragged passes and static steps, as ``cuda_graphs`` says; compiles their layers."""
         if ranks == 1:  # other ranks replay ragged passes alone
             choose_backend(lm, trial)
+        if lm.steps is not None and lm.steps.are_graphs and lm.gpu.compile_layers:
+            compile_layers(lm, trial, "triton", CudaGraphs)
 
     def padding(self, row_count: int) -> int:
         """0: passes are not filled up."""

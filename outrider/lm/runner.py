@@ -263,7 +263,7 @@ class PackedLM:
         compiled. Raises ValueError for a model that was loaded without the check.
         """
         trial, self.trial = self.trial, None
-        if passes == "eager":
+        if passes == "eager" or (self.steps is not None and self.gpu.compile_layers):
             self.builder = KernelBuilder.beside(self._device, cache_dir)
             return
         if trial is None:
@@ -312,7 +312,7 @@ class PackedLM:
         a digest of logits, which depend on weights, kernels and their versions.
         """
         dtype = str(self.model.dtype).removeprefix("torch.")
-        passes = "" if self._device.type == "cpu" else "ragged" if self.steps is None else "static"
+        passes = "" if self._device.type == "cpu" else "ragged" if self.steps is None else self.steps.label
         passes = "compiled" if self.compiled is not None else passes
         kept = "int8-kv" if self.pool.layout.int8 else ""
         return " ".join(part for part in (self._device.type, dtype, passes, self.profile.label, kept) if part)

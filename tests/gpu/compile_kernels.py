@@ -49,7 +49,7 @@ def variants() -> Iterator[tuple[str, str, dict[str, Any]]]:
         item = {
             "WIDTH": width,
             "PADDED": padded,
-            "KEYS": tree_attention._keys_at_once(padded, size),
+            "KEYS": tree_attention._keys_at_once(padded, size, side),
             "MASK_WORDS": WORDS,
             "PAGE": BLOCK,
             "HAS_CAP": at % 2 == 0,

@@ -15,18 +15,18 @@ from tests.gpu.fake_cuda import FakeModel, Work
 from tests.lm.families import config_of
 
 LAUNCHES = {
-    "llama": 34,
-    "qwen3": 46,
-    "mistral": 34,
+    "llama": 24,
+    "qwen3": 26,
+    "mistral": 24,
     "gemma3_text": 70,
     "gemma2": 54,
     "gpt_neox": 27,
     "gpt2": 22,
-    "deepseek_v3": 88,
-    "gpt_oss": 62,
+    "deepseek_v3": 68,
+    "gpt_oss": 52,
 }
 """Launches of one layer, attention's two among them; most are elementwise and await a compiler."""
-BESIDE_LAYERS = 32
+BESIDE_LAYERS = 26
 """Most launches of a greedy step outside the layers: embedding, positions, last norm, head and digest."""
 RATES = (4.3e12, 790e12)
 """Bytes and bfloat16 operations per second of an H200."""

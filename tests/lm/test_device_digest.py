@@ -1,6 +1,8 @@
-"""Digests made in torch against the rows that they are digests of."""
+"""Digests made in torch, and by Triton's kernels, against the rows that they are digests of."""
 
+import os
 from dataclasses import replace
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -8,15 +10,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.lm.device.digest import RowDigester
+from outrider.lm.device.digest import REDUCTIONS, RowDigester
 from outrider.lm.device.layout import MOST_BYTES, Asks, DigestCapacity, DigestLevel
-from outrider.lm.device.noise import leads, signed
+from outrider.lm.device.noise import leads, leads_of, signed
 from outrider.lm.device.outcome import DeviceDigest, DeviceOutcome
 from outrider.lm.outcome import TransferCounts
 from speculative import noise
 from speculative.choice import choose_token, digest_logprob, row_ask
 from speculative.digest import HostDigest, RowAsk
 from speculative.history import History
+from speculative.implementations import load_implementation
 from speculative.logprobs import Logprobs
 from speculative.noise import PositionNoise
 from speculative.params import SamplingParams
@@ -27,8 +30,21 @@ CPU = torch.device("cpu")
 TINY = DigestCapacity(listed=3, named=2, candidates=4, ranked=2)
 
 
-def digested(rows: torch.Tensor, asks: list[RowAsk], capacity: DigestCapacity, top: int = 0) -> DeviceOutcome:
-    digester = RowDigester(rows.shape[1], CPU, capacity)
+INTERPRETED = find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
+BY_ALL = pytest.mark.parametrize(
+    "by",
+    [
+        "torch",
+        pytest.param("triton", marks=pytest.mark.skipif(not INTERPRETED, reason="needs the interpreter")),
+    ],
+)
+
+
+def digested(
+    rows: torch.Tensor, asks: list[RowAsk], capacity: DigestCapacity, top: int = 0, by: str = "torch"
+) -> DeviceOutcome:
+    reductions = load_implementation(REDUCTIONS, by)
+    digester = RowDigester(rows.shape[1], CPU, capacity, reductions)
     asked = Asks.of(asks, digester.capacity, top)
     words = np.zeros((len(asks), 0), np.int64) if asked.words is None else asked.words
     found = digester.compute(rows, torch.from_numpy(words), asked.level)
@@ -42,6 +58,24 @@ def test_the_device_draws_the_leads_that_the_host_draws(vocabulary_size: int) ->
     found = leads(torch.tensor([signed(seed) for seed in seeds]), torch.tensor(positions), vocabulary_size)
     for row, seed, position in zip(found.numpy(), seeds, positions, strict=True):
         assert np.array_equal(row, noise.leads(seed, position, vocabulary_size))
+
+
+def test_the_leads_of_some_ids_are_those_of_all_ids() -> None:
+    seeds, positions = torch.tensor([7, signed(2**64 - 3)]), torch.tensor([3, 2**40])
+    every = leads(seeds, positions, 5000)
+    ids = torch.tensor([[0, 4999, 17, 1234], [15, 16, 3, 4095]])
+    assert torch.equal(leads_of(seeds, positions, ids), every.gather(1, ids))
+
+
+def test_the_host_draws_no_noise_for_a_token_that_a_digest_decides() -> None:
+    rows = 3 * torch.randn(20, 5001, generator=torch.Generator().manual_seed(2))
+    params, history = SamplingParams(temperature=0.8), History.of([], 0)
+    asks = [row_ask(params, history, seed, 3, None) for seed in range(20)]
+    found = digested(rows, asks, DigestCapacity())
+    for index in range(20):
+        drawn = PositionNoise(index, 3, 5001)
+        choose_token(found.digest(index), params, history, drawn)
+        assert drawn.drawn is None
 
 
 @st.composite
@@ -64,14 +98,16 @@ def rows_of_logits(draw: st.DrawFn) -> np.ndarray:
 CAPACITIES = [TINY, DigestCapacity(1, 0, 1, 1), DigestCapacity(64, 16, 16, 4), DigestCapacity()]
 
 
+@BY_ALL
 @settings(max_examples=400, deadline=None)
 @given(case=cases(), capacity=st.sampled_from(CAPACITIES))
 def test_a_token_chosen_from_a_devices_digest_is_that_of_the_rule(
-    case: Case, capacity: DigestCapacity
+    by: str, case: Case, capacity: DigestCapacity
 ) -> None:
-    check(lambda row, ask: digested(torch.from_numpy(row)[None], [ask], capacity).digest(0), case)
+    check(lambda row, ask: digested(torch.from_numpy(row)[None], [ask], capacity, by=by).digest(0), case)
 
 
+@BY_ALL
 @settings(max_examples=200, deadline=None)
 @given(
     row=rows_of_logits(),
@@ -80,10 +116,10 @@ def test_a_token_chosen_from_a_devices_digest_is_that_of_the_rule(
     seed=st.integers(0, 2**64 - 1),
 )
 def test_what_a_digest_says_is_true_of_its_row(
-    row: np.ndarray, capacity: DigestCapacity, temperature: float, seed: int
+    by: str, row: np.ndarray, capacity: DigestCapacity, temperature: float, seed: int
 ) -> None:
     ask = RowAsk(seed, 3, temperature, (len(row) - 1,), nucleus=True, top=5)
-    digest = digested(torch.from_numpy(row)[None], [ask], capacity).digest(0)
+    digest = digested(torch.from_numpy(row)[None], [ask], capacity, by=by).digest(0)
     truth = HostDigest(row)
     top, highest = digest.highest()
     if not np.isfinite(row.max()):
@@ -142,6 +178,23 @@ def test_log_probabilities_are_told_without_the_row(row: np.ndarray, temperature
     wanted = token_logprob(row, named, top)
     assert found.logprob == pytest.approx(wanted.logprob, abs=1e-9)
     assert (found.top_ids, list(found.top_logprobs)) == (wanted.top_ids, pytest.approx(wanted.top_logprobs))
+
+
+@BY_ALL
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rows_wider_than_one_program_are_digested_as_the_rule_reads_them(by: str, dtype: torch.dtype) -> None:
+    rows = (4 * torch.randn(3, 5001, generator=torch.Generator().manual_seed(1))).to(dtype)
+    rows[1] = rows[1].round()
+    params = SamplingParams(temperature=0.8, top_p=0.9)
+    history = History.of([], 0)
+    asks = [row_ask(params, history, seed, 3, None) for seed in (1, 2**63, 2**64 - 1)]
+    found = digested(rows, asks, DigestCapacity(), by=by)
+    for index, ask in enumerate(asks):
+        drawn = PositionNoise(ask.seed, 3, 5001)
+        wanted = sample_token(rows[index].float().numpy(), params, history, drawn.full())
+        assert choose_token(found.digest(index), params, history, drawn) == wanted
+        token = found.digest(index).highest()[0]
+        assert token == int(np.argmax(rows[index].float().numpy()))
 
 
 def test_a_digest_of_full_size_fits_a_page_whatever_the_vocabulary() -> None:

@@ -209,7 +209,8 @@ def _attend_plain(
     mixed = scaled_dot_product_attention(
         grouped, keys, values, attn_mask=visible.mask_for(groups), scale=params.scaling
     )
-    return mixed.view(1, heads, rows, values.shape[3])
+    # Which kernel computed it decides how the result lies in memory.
+    return mixed.reshape(1, heads, rows, values.shape[3])
 
 
 def _attend_exact(

@@ -28,7 +28,8 @@ class DigestLevel(IntEnum):
     LISTED = 1
     """Also the ids ranked first, the logits of ids that the host names, and the sum for log-probabilities."""
     SAMPLED = 2
-    """Also the ids of greatest score, the first of them with their rank and the mass ranked before them."""
+    """Also the ids of greatest score and the leads of their noise, the first of them with their rank and the
+    mass ranked before them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class DigestCapacity:
         if level >= DigestLevel.LISTED:
             words += 2 * self.listed + 1 + self.named + 2
         if level >= DigestLevel.SAMPLED:
-            words += 2 * self.candidates + 1 + 3 * self.ranked
+            words += 3 * self.candidates + 1 + 3 * self.ranked
         return words
 
 

@@ -9,8 +9,9 @@ import torch
 
 from speculative.noise import DOMAIN
 
-_MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
-_KEY_STEPS = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
+MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
+KEY_STEPS = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
+"""Philox4x64's two factors, and what a round adds to its two keys."""
 _ROUNDS = 10
 _LOW = (1 << 32) - 1
 _IDS = 16
@@ -23,18 +24,30 @@ def leads(seeds: torch.Tensor, positions: torch.Tensor, vocabulary_size: int) ->
     ``seeds`` and ``positions`` are int64 ``[n]``; a seed is the int64 with the bits of the unsigned word.
     """
     blocks = torch.arange(-(-vocabulary_size // _IDS), device=seeds.device).expand(len(seeds), -1)
+    words = _blocks(seeds, positions, blocks)
+    parts = [(words >> shift) & 0xFFFF for shift in range(0, 64, 16)]
+    return torch.stack(parts, dim=3).flatten(1).narrow(1, 0, vocabulary_size)
+
+
+def leads_of(seeds: torch.Tensor, positions: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """The leading 16 bits of the noise of some ids: int64 ``[n, k]`` for ids ``[n, k]``; see `leads`."""
+    words = _blocks(seeds, positions, ids // _IDS)
+    words = words.gather(2, (ids % _IDS // 4).unsqueeze(2)).squeeze(2)
+    return (words >> (16 * (ids % 4))) & 0xFFFF
+
+
+def _blocks(seeds: torch.Tensor, positions: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+    """The four words of each block: int64 ``[n, k, 4]`` for blocks ``[n, k]``."""
     a, b = blocks, positions.unsqueeze(1).expand_as(blocks)
     c = d = torch.zeros_like(blocks)
     one = seeds.unsqueeze(1)
     other = torch.full_like(one, signed(DOMAIN))
     for _ in range(_ROUNDS):
-        high_a, low_a = _multiply(a, _MULTIPLIERS[0])
-        high_c, low_c = _multiply(c, _MULTIPLIERS[1])
+        high_a, low_a = _multiply(a, MULTIPLIERS[0])
+        high_c, low_c = _multiply(c, MULTIPLIERS[1])
         a, b, c, d = high_c ^ b ^ one, low_c, high_a ^ d ^ other, low_a
-        one, other = one + signed(_KEY_STEPS[0]), other + signed(_KEY_STEPS[1])
-    words = torch.stack((a, b, c, d), dim=2)
-    parts = [(words >> shift) & 0xFFFF for shift in range(0, 64, 16)]
-    return torch.stack(parts, dim=3).flatten(1).narrow(1, 0, vocabulary_size)
+        one, other = one + signed(KEY_STEPS[0]), other + signed(KEY_STEPS[1])
+    return torch.stack((a, b, c, d), dim=2)
 
 
 def signed(word: int) -> int:

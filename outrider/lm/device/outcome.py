@@ -161,6 +161,8 @@ class DeviceDigest:
         same = (ask.temperature, ask.seed, ask.position) == (temperature, noise.seed, noise.position)
         if self._level < DigestLevel.SAMPLED or not same or count > self._capacity.candidates:
             return None
+        if noise.drawn is None:
+            noise.know(self._best.ids, self._leads)
         return self._best
 
     def mass(self, temperature: float) -> Mass | None:
@@ -271,6 +273,14 @@ class DeviceDigest:
         if size == self.vocabulary_size:
             return Candidates(ids, logits, -math.inf)
         return Candidates(ids, logits, float(self._floats(low + 2 * size, 1)[0]))
+
+    @property
+    def _leads(self) -> NDArray[np.uint16]:
+        """The leads of the noise of the ids of greatest score."""
+        assert self._words is not None
+        size = self._capacity.candidates
+        low = self._ranks_at - 3 * size - 1
+        return self._words[low : low + size].astype(np.uint16)
 
     @property
     def _ranks_at(self) -> int:

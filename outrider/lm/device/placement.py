@@ -35,6 +35,8 @@ class GpuOptions:
     """Seconds after which sizes of steps that can do without a graph of their own are left uncaptured."""
     max_rows: int = 4096
     """Largest number of rows of a step of static shape."""
+    compile_layers: bool = False
+    """Whether the layers of static steps are compiled, if that is right and faster."""
 
 
 def kv_mb_of(asked: int | str) -> int | None:

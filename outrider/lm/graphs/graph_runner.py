@@ -123,6 +123,8 @@ class GraphRunner:
         capture: Capture,
         max_rows: int = BUCKETS[-1],
     ) -> None:
+        self.label = "static"
+        """Names the arithmetic of steps in `PackedLM.numerics`."""
         self._run = run
         self._model_type = model_type
         self._pool = pool

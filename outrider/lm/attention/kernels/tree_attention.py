@@ -14,8 +14,11 @@ from outrider.lm.attention.interface import AttentionParams
 from outrider.lm.attention.metadata import SPLIT_ITEMS, WORDS, AttentionMetadata
 from outrider.lm.kv.blocks import BLOCK
 
+_INTERPRETED = triton.knobs.runtime.interpret
 _LEAST = 16
 """Smallest side of a matrix product on the matrix units."""
+_LARGE = 64
+"""Queries in a large tile."""
 
 
 def attend_tiles(
@@ -55,9 +58,9 @@ def attend_tiles(
         query.stride(0), query.stride(1), keys.stride(0), keys.stride(1),
         values.stride(0), values.stride(1), output.stride(0), output.stride(1),
         **shape,
-        WIDTH=width, PADDED=padded, KEYS=_keys_at_once(padded, keys.element_size()),
+        WIDTH=width, PADDED=padded, KEYS=_keys_at_once(padded, keys.element_size(), side),
         MASK_WORDS=WORDS, PAGE=BLOCK, HAS_CAP=params.softcap is not None,
-        WIDEN=triton.knobs.runtime.interpret,
+        WIDEN=_INTERPRETED, num_stages=2 if side >= _LARGE else 3,
     )  # fmt: skip
     _join_items[(rows, heads)](
         output, parts, norms, sinks, metadata.row_tile, metadata.tiles, metadata.spans,
@@ -66,10 +69,15 @@ def attend_tiles(
     return output
 
 
-def _keys_at_once(width: int, bytes_each: int) -> int:
-    """Number of keys in one turn of the loop: two stages of keys and values fit the shared memory."""
+def _keys_at_once(width: int, bytes_each: int, side: int) -> int:
+    """Number of keys in one turn of the loop: the stages of keys and values fit the shared memory.
+
+    A large tile takes half as many: with fewer registers and less shared memory more programs share a
+    processor, which hides what each of them waits for (a quarter less time on an H200).
+    """
     row = width * bytes_each
-    return 64 if row <= 256 else 32 if row <= 512 else 16
+    keys = 64 if row <= 256 else 32 if row <= 512 else 16
+    return max(_LEAST, keys // 2) if side >= _LARGE else keys
 
 
 @triton.jit
@@ -126,9 +134,10 @@ def _turn(
     value = _vectors(values + slot * value_slot, at < end, value_column, VALUE_WIDTH)
     if WIDEN:
         key, value = key.to(tl.float32), value.to(tl.float32)
-    scores = tl.dot(rows, tl.trans(key), input_precision="ieee") * scale
+    # Inductor passes a number of Python's as float64, which would widen all that follows.
+    scores = (tl.dot(rows, tl.trans(key), input_precision="ieee") * scale).to(tl.float32)
     if HAS_CAP:
-        scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+        scores = (softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)).to(tl.float32)
     allowed = _allowed(mask_of_row, alive, since, upto, at, end, base, MASKED)
     scores = tl.where(allowed, scores, float("-inf"))
     return _mix(scores, value, best, total, mixed)

@@ -1,0 +1,89 @@
+"""Layers compiled by Inductor, inside the graphs that a GPU runs: their elementwise operations fuse.
+
+Each layer is compiled up to its attention and behind it; attention stays as it is. Layers share their code,
+so there are a few kernels to build whatever the number of layers. Serving traces nothing: all of this happens
+before graphs are captured.
+"""
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import AttentionInterface
+
+from outrider.lm.attention.interface import ATTENTION, packed_attention
+from outrider.lm.graphs.backend_choice import step_ms, use_graphs
+from outrider.lm.graphs.capture import Capture, CudaGraphs
+from outrider.lm.load.part import layer_stack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from torch import nn
+
+    from outrider.lm.load.check import Trial
+    from outrider.lm.runner import PackedLM
+
+log = logging.getLogger(__name__)
+
+_SHOWN = 300
+"""Characters of a compiler's error that the log shows."""
+
+
+def compile_layers(
+    lm: "PackedLM",
+    trial: "Trial | None",
+    kernel: str,
+    capture_of: "Callable[[], Capture]",
+    backend: str = "inductor",
+) -> None:
+    """Compiles the layers of a model that runs static steps, if steps are right and faster with them.
+
+    Args:
+        lm: the model; its steps are captured anew.
+        trial: the check at load; None: the model was loaded without it.
+        kernel: attention kernel of the steps.
+        capture_of: makes a capture for the new steps.
+        backend: the compiler, by torch's name.
+    """
+    layers = layer_stack(lm.model)
+    if layers is None:
+        log.info("layers are not compiled: %s has no list of layers", lm.model_type)
+        return
+    began, before = time.monotonic(), step_ms(lm)
+    # To trace attention would tie each layer's code to its place, and take as many compilations.
+    AttentionInterface.register(ATTENTION, torch.compiler.disable(packed_attention))
+    for layer in layers:
+        layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
+    after, why = _steps_with(lm, trial, kernel, capture_of())
+    if not why and sum(after.values()) < sum(before.values()):
+        assert lm.steps is not None
+        lm.steps.label = "static-compiled"
+        took = {"eager_ms": before, "compiled_ms": after, "seconds": round(time.monotonic() - began, 1)}
+        log.info("layers were compiled", extra={"fields": took})
+        return
+    log.warning("layers are not compiled: %s", why or f"steps take {after} ms with them and {before} without")
+    _restore(layers)
+    use_graphs(lm, kernel, capture_of())
+
+
+def _steps_with(
+    lm: "PackedLM", trial: "Trial | None", kernel: str, capture: Capture
+) -> tuple[dict[str, float], str]:
+    """What steps take now in ms, by size, and why they cannot serve; empty where they can."""
+    try:
+        use_graphs(lm, kernel, capture)
+        if trial is not None:
+            trial.verify(lm)
+        return step_ms(lm), capture.refusal if isinstance(capture, CudaGraphs) else ""
+    except Exception as error:
+        # Errors of compilers and drivers have no common class, and say what is wrong in their second line.
+        origin = error.__cause__ or error
+        return {}, f"{type(origin).__name__}: {' '.join(str(origin).split())[:_SHOWN]}"
+
+
+def _restore(layers: "Iterable[nn.Module]") -> None:
+    for layer in layers:
+        del layer.forward  # the compiled one, which lay in front of the class's own
+    AttentionInterface.register(ATTENTION, packed_attention)
