@@ -149,8 +149,6 @@ class StepBench:
         self.lm = packed_llama(random_llama(size, device.name, dtype), size, room)
         if device.is_gpu:  # as a service does at load
             self.lm.pack()
-            static_steps(self.lm, device)
-            compile_layers(self.lm, None, "triton", CudaGraphs)
         self.roofline = Roofline(
             size,
             dtype.itemsize,
@@ -163,6 +161,12 @@ class StepBench:
             for length in lengths
         ]
         self._reading = self.lm.table(reserve=plan.prompt)
+
+    def compile_layers(self) -> None:
+        """Compiles the model's layers on a GPU, as a service does at load."""
+        if self._device.is_gpu:
+            static_steps(self.lm, self._device)
+            compile_layers(self.lm, None, "triton", CudaGraphs)
 
     def rows(self) -> list[dict[str, Any]]:
         """One result row per batch and tree."""
@@ -353,6 +357,7 @@ def main() -> None:
         for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16))
     }
     steps = StepBench(plan, device, torch.bfloat16, settings.repeats)
+    steps.compile_layers()
     rows = steps.rows()
     columns = ("batch", "tree", "step_ms", "sampled_ms", "floor_ms", "floor_by", "over_floor", "ragged_ms")
     print("".join(f"{name:>12}" for name in columns), file=sys.stderr)

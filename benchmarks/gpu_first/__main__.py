@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.gpu_first.report import PREDICTIONS, Report, results
 
-STAGES = {"probe": 60, "kernel": 100, "eight": 200, "load": 110, "ragged": 50}
+STAGES = {"probe": 40, "eight": 160, "load": 150, "ragged": 40, "kernel": 170}
 """Seconds that each stage may take."""
 _GRACE_S = 10
 """Seconds after which a stage that goes on is killed."""

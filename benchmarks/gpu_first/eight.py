@@ -1,5 +1,6 @@
-"""Stage eight: steps of an 8B-shaped model, where their time goes, and what compiled layers would bring."""
+"""Stage eight: steps of an 8B-shaped model, where their time goes, and what compiled layers bring."""
 
+import time
 from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
@@ -10,7 +11,7 @@ from benchmarks.gpu_first.machine import Machine
 from benchmarks.gpu_first.report import Part, Results
 from benchmarks.gpu_step import StepBench
 from benchmarks.shared.random_llama import prefilled, static_steps
-from outrider.lm.device.digest import RowDigester
+from outrider.lm.device.digest import RowDigester, digester_for
 from outrider.lm.device.layout import ASK_WORDS, DigestLevel
 from outrider.lm.plan import PassPlan, SequenceRows
 from outrider.lm.runner import PackedLM
@@ -24,10 +25,10 @@ def parts(machine: Machine) -> dict[str, Part]:
     """The parts of the stage by name."""
     stage = Eight(machine)
     return {
+        "layers": stage.layers,
         "steps": stage.steps,
         "kernels": stage.kernels,
         "digests": stage.digests,
-        "compiled_layers": stage.compiled_layers,
         "one_billion": stage.one_billion,
     }
 
@@ -52,13 +53,15 @@ class Eight:
 
     def kernels(self) -> Results:
         """Kernels of one replay by name, their count and time: where the time of a step goes."""
-        for rows in (1, 5) if self._machine.tiny else (1, 65):
+        for rows in (1, 5) if self._machine.tiny else (1, 65, 520):
             replay = _replay(self._machine, self._bench.lm, rows)
             yield f"kernels_{rows}", _kernels(self._machine, replay)
 
     def digests(self) -> Results:
         """Milliseconds of the digests of bfloat16 rows, by level, and of their greatest logit alone."""
-        digester = RowDigester(self._machine.eight.vocabulary, torch.device(self._machine.name))
+        device = torch.device(self._machine.name)
+        vocabulary = self._machine.eight.vocabulary
+        digester = digester_for(vocabulary, device) or RowDigester(vocabulary, device)
         for rows in (4,) if self._machine.tiny else (1, 64, 512):
             yield f"digests_{rows}", self._digest_ms(digester, rows)
 
@@ -76,23 +79,21 @@ class Eight:
             for name, once in ways.items()
         }
 
-    def compiled_layers(self) -> Results:
-        """The graph of a step whose decoder layers were compiled, beside that of the layers as they are."""
-        machine, lm, rows = self._machine, self._bench.lm, (1, 33)
-        if not machine.device.is_gpu:
-            yield "compiled_layers", {"skipped": "there is no GPU, and compiling for a CPU takes minutes"}
-            return
-        before = [machine.device.ms(_replay(machine, lm, count), machine.repeats) for count in rows]
-        layers = lm.model.model.layers
-        for layer in layers:
-            layer.compile(dynamic=True)
-        try:
-            for count, ms in zip(rows, before, strict=True):
-                compiled_ms = machine.device.ms(_replay(machine, lm, count), machine.repeats)
-                yield f"compiled_layers_{count}", {"eager_ms": ms, "compiled_ms": compiled_ms}
-        finally:
-            for layer in layers:
-                layer._compiled_call_impl = None
+    def layers(self) -> Results:
+        """Graphs of steps before and after their layers are compiled; later parts run them compiled."""
+        machine, rows = self._machine, (1, 5) if self._machine.tiny else (1, 33, 65)
+
+        def replayed_ms() -> dict[int, float]:
+            return {
+                count: round(machine.device.ms(_replay(machine, self._bench.lm, count), machine.repeats), 4)
+                for count in rows
+            }
+
+        before, began = replayed_ms(), time.perf_counter()
+        self._bench.compile_layers()
+        seconds = round(time.perf_counter() - began, 1)
+        for count, ms in replayed_ms().items():
+            yield f"layers_{count}", {"eager_ms": before[count], "compiled_ms": ms, "compiling_s": seconds}
 
     def one_billion(self) -> Results:
         """One pass of a drafter of 1B."""

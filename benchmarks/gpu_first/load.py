@@ -142,6 +142,6 @@ class Load:
         environment = {**os.environ, "TRITON_INTERPRET": "0"}
         command = [sys.executable, "-m", "pytest", *PYTEST]
         ended = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=80, check=False
+            command, env=environment, capture_output=True, text=True, timeout=150, check=False
         )
         yield "tests", {"status": ended.returncode, "says": ended.stdout.splitlines()[-25:]}

@@ -40,14 +40,14 @@ def test_every_prediction_names_a_stage_and_a_range() -> None:
 
 def test_results_are_lines_beside_what_was_predicted_of_them(tmp_path: Path) -> None:
     report = Report(tmp_path, "probe")
-    report.add("graph_nodes", {"us_per_node": 2.0})
+    report.add("graph_nodes", {"us_per_node": 1.2})
     report.add("graph_nodes", {"us_per_node": 9.0, "other": 1})
     report.add("versions", {"torch": "2"})
 
     good, bad, plain = results(tmp_path)
     assert good == {
-        "stage": "probe", "name": "graph_nodes", "us_per_node": 2.0,
-        "predicted": {"us_per_node": [1.6, 2.8]}, "missed": [],
+        "stage": "probe", "name": "graph_nodes", "us_per_node": 1.2,
+        "predicted": {"us_per_node": [0.9, 1.5]}, "missed": [],
     }  # fmt: skip
     assert bad["missed"] == ["us_per_node"]
     assert plain == {"stage": "probe", "name": "versions", "torch": "2"}
