@@ -6,9 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AttentionInterface
 
-from outrider.lm.attention.interface import ATTENTION, packed_attention
 from outrider.lm.graphs import layer_compiler
 from outrider.lm.graphs.backend_choice import use_graphs
 from outrider.lm.graphs.capture import eager
@@ -25,7 +23,6 @@ def traced_anew() -> Iterator[None]:
     torch.compiler.reset()
     yield
     torch.compiler.reset()
-    AttentionInterface.register(ATTENTION, packed_attention)
 
 
 def times(*given: float) -> Callable[[PackedLM], dict[str, float]]:
@@ -52,7 +49,9 @@ def logits(lm: PackedLM) -> list[np.ndarray]:
 
 
 def is_compiled(lm: PackedLM) -> bool:
-    return "forward" in vars(lm.model.model.layers[0])
+    assert lm.steps is not None
+    assert "forward" not in vars(lm.model.model.layers[0]), "compiled code runs inside steps alone"
+    return lm.steps.label == "static-compiled"
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
@@ -64,10 +63,27 @@ def test_compiled_layers_give_the_same_logits_for_steps_of_any_size(
     before = logits(lm)
     compile_layers(lm, trial, "gathered", lambda: eager, backend="eager")
     assert is_compiled(lm)
-    assert lm.steps is not None
-    assert lm.steps.label == "static-compiled"
     for found, wanted in zip(logits(lm), before, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_layers_share_what_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def built(layers: int) -> int:
+        graphs: list[torch.fx.GraphModule] = []
+
+        def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+            graphs.append(graph)
+            return graph.forward
+
+        monkeypatch.setattr(layer_compiler, "step_ms", times(2.0, 1.0))
+        torch.compiler.reset()
+        lm = PackedLM(model_of("llama", num_hidden_layers=layers), kv_mb=8)
+        use_graphs(lm, "gathered")
+        compile_layers(lm, None, "gathered", lambda: eager, backend=backend)
+        logits(lm)
+        return len(graphs)
+
+    assert built(12) == built(3)
 
 
 def test_hidden_states_that_are_asked_for_later_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

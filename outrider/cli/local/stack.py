@@ -46,8 +46,10 @@ SECOND_VERIFIER = "verifier-2"
 """The role of a second verifier, which answers requests with the drafter's weights."""
 WORKERS = ("verifier", *SOURCES)
 """Roles that are started again when they end. The orchestrator moves the verifiers' requests."""
-SERVING = ("torch", "transformers", "fastapi", "uvicorn", "pydivsufsort")
+SERVING = ("torch", "transformers", "fastapi", "uvicorn")
 """Modules of the services that a client does without; one of each service's extra at least."""
+RETRIEVAL = ("pydivsufsort",)
+"""The same for the retrieval worker."""
 CALL_S = 10.0
 """Timeout of a call to a service, in seconds."""
 POLL_S = 0.02
@@ -114,9 +116,13 @@ class Restarts:
         return wait_s
 
 
-def check_installed() -> None:
-    """Raises CommandFailed where a library is missing that the services need beyond the client's."""
-    if missing := [name for name in SERVING if find_spec(name) is None]:
+def check_installed(*, retrieval: bool) -> None:
+    """Raises CommandFailed where a library is missing that the services need beyond the client's.
+
+    `retrieval` says whether a retrieval worker is among them.
+    """
+    needed = (*SERVING, *RETRIEVAL) if retrieval else SERVING
+    if missing := [name for name in needed if find_spec(name) is None]:
         raise CommandFailed(f"not installed: {', '.join(missing)}; run: pip install 'outrider[serve]'")
 
 
@@ -223,7 +229,7 @@ class Stack:
 
     def start(self) -> None:
         """Starts all services and returns at once. Raises CommandFailed where a library is missing."""
-        check_installed()
+        check_installed(retrieval=any(role.kind == "retrieval" for role in self._roles))
         for role in self._roles:
             self._children[role.name] = role.start()
 

@@ -48,7 +48,7 @@ def run_up(options: StackOptions, *, as_json: bool) -> int:
     """Runs the stack until a signal to stop; returns the exit status. Raises CommandFailed, OutriderError."""
     try:
         with stoppable():
-            check_installed()
+            check_installed(retrieval=options.retrieval)
             check_ports(options)
             from outrider.cli.local.models import ready_models  # imports libraries that a client lacks
 

@@ -10,6 +10,7 @@ ragged passes (`outrider.lm.attention`).
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -125,6 +126,8 @@ class GraphRunner:
     ) -> None:
         self.label = "static"
         """Names the arithmetic of steps in `PackedLM.numerics`."""
+        self.around_run: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Context manager around the model's forward in a step, while the step is captured too."""
         self._run = run
         self._model_type = model_type
         self._pool = pool
@@ -273,7 +276,8 @@ class GraphRunner:
 
         def step() -> None:
             cache = PagedCache(self._model_type, self._pool, slots, metadata, self._attend)
-            logits = self._run(cache, ids, positions, wanted)
+            with self.around_run():
+                logits = self._run(cache, ids, positions, wanted)
             cache.finish(self._pool.layout.layers)
             self._logits[: shape.wanted].copy_(logits)
             self._keep_features(rows)

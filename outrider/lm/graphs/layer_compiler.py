@@ -7,18 +7,19 @@ before graphs are captured.
 
 import logging
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 from transformers import AttentionInterface
 
-from outrider.lm.attention.interface import ATTENTION, packed_attention
+from outrider.lm.attention.interface import ATTENTION, PackedCache, packed_attention
 from outrider.lm.graphs.backend_choice import step_ms, use_graphs
 from outrider.lm.graphs.capture import Capture, CudaGraphs
 from outrider.lm.load.part import layer_stack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from torch import nn
 
@@ -29,6 +30,46 @@ log = logging.getLogger(__name__)
 
 _SHOWN = 300
 """Characters of a compiler's error that the log shows."""
+
+
+class CompiledLayers:
+    """The compiled code of a model's layers, which takes the place of their own while it is active.
+
+    Args:
+        layers: the layers, all of one model.
+        backend: the compiler, by torch's name.
+    """
+
+    def __init__(self, layers: "Iterable[nn.Module]", backend: str) -> None:
+        from torch import _dynamo  # here, as it takes a third of a second to import
+
+        # To trace attention, or a layer's place, would ask for as many compilations as there are layers.
+        _dynamo.config.allow_unspec_int_on_nn_module = True
+        self._attend = torch.compiler.disable(packed_attention)
+        self._update = torch.compiler.disable(PackedCache.update)
+        self._compiled = [
+            (layer, torch.compile(layer.forward, dynamic=True, backend=backend)) for layer in layers
+        ]
+
+    @contextmanager
+    def active(self) -> "Iterator[None]":
+        """Runs the compiled code inside the context: graphs keep what they captured there.
+
+        Outside, ragged passes run the layers as they are: calls of compiled code take longer than these
+        passes gain.
+        """
+        update = PackedCache.update
+        AttentionInterface.register(ATTENTION, self._attend)
+        PackedCache.update = self._update  # type: ignore[method-assign]
+        for layer, forward in self._compiled:
+            layer.forward = forward
+        try:
+            yield
+        finally:
+            for layer, _ in self._compiled:
+                del layer.forward  # the compiled one, which lay in front of the class's own
+            PackedCache.update = update  # type: ignore[method-assign]
+            AttentionInterface.register(ATTENTION, packed_attention)
 
 
 def compile_layers(
@@ -52,28 +93,22 @@ def compile_layers(
         log.info("layers are not compiled: %s has no list of layers", lm.model_type)
         return
     began, before = time.monotonic(), step_ms(lm)
-    # To trace attention would tie each layer's code to its place, and take as many compilations.
-    AttentionInterface.register(ATTENTION, torch.compiler.disable(packed_attention))
-    for layer in layers:
-        layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
-    after, why = _steps_with(lm, trial, kernel, capture_of())
+    capture = capture_of()
+    steps = use_graphs(lm, kernel, capture)
+    steps.around_run = CompiledLayers(layers, backend).active
+    after, why = _step_ms_of(lm, trial, capture)
     if not why and sum(after.values()) < sum(before.values()):
-        assert lm.steps is not None
-        lm.steps.label = "static-compiled"
+        steps.label = "static-compiled"
         took = {"eager_ms": before, "compiled_ms": after, "seconds": round(time.monotonic() - began, 1)}
         log.info("layers were compiled", extra={"fields": took})
         return
     log.warning("layers are not compiled: %s", why or f"steps take {after} ms with them and {before} without")
-    _restore(layers)
     use_graphs(lm, kernel, capture_of())
 
 
-def _steps_with(
-    lm: "PackedLM", trial: "Trial | None", kernel: str, capture: Capture
-) -> tuple[dict[str, float], str]:
+def _step_ms_of(lm: "PackedLM", trial: "Trial | None", capture: Capture) -> tuple[dict[str, float], str]:
     """What steps take now in ms, by size, and why they cannot serve; empty where they can."""
     try:
-        use_graphs(lm, kernel, capture)
         if trial is not None:
             trial.verify(lm)
         return step_ms(lm), capture.refusal if isinstance(capture, CudaGraphs) else ""
@@ -81,9 +116,3 @@ def _steps_with(
         # Errors of compilers and drivers have no common class, and say what is wrong in their second line.
         origin = error.__cause__ or error
         return {}, f"{type(origin).__name__}: {' '.join(str(origin).split())[:_SHOWN]}"
-
-
-def _restore(layers: "Iterable[nn.Module]") -> None:
-    for layer in layers:
-        del layer.forward  # the compiled one, which lay in front of the class's own
-    AttentionInterface.register(ATTENTION, packed_attention)
