@@ -1,6 +1,7 @@
 """Runs a step that reads and writes the same memory every time: eagerly, or as a captured CUDA graph."""
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -71,7 +72,10 @@ def _host_reads_refused(refused: bool) -> Iterator[None]:
     """
     before = torch.cuda.get_sync_debug_mode()
     if refused:
-        torch.cuda.set_sync_debug_mode("error")
+        with warnings.catch_warnings():
+            # Torch says of the mode that it is a prototype, which does not concern the operator of a service.
+            warnings.simplefilter("ignore")
+            torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
