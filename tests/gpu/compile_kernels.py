@@ -1,4 +1,4 @@
-"""Compiles the attention kernels for one GPU architecture, and prints the resources that each variant takes.
+"""Compiles the kernels of attention and digests for one GPU architecture; prints what each variant takes.
 
 Run as `python -m tests.gpu.compile_kernels 90`: one JSON line per variant. Needs Triton, whose wheel brings
 ptxas, and no GPU.
@@ -21,6 +21,7 @@ from triton.compiler import ASTSource, compile
 
 from outrider.lm.attention.kernels import tree_attention
 from outrider.lm.attention.metadata import WORDS
+from outrider.lm.device import digest_kernels
 from outrider.lm.kv.blocks import BLOCK
 
 DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -31,6 +32,21 @@ SIDES = (16, 64)
 """Queries in a small and in a large tile."""
 _FLOATS = ("scale", "softcap")
 _INDICES = ("items", "tiles", "spans", "first", "upto", "masks", "tables", "row_tile")
+DIGESTS: dict[str, dict[str, Any]] = {
+    "_highest": {"CHUNK": 2048},
+    "_mass": {"CHUNK": 2048, "SCALED": True},
+    "_leads": {"PADDED": 64},
+    "_bounds": {"BLOCKS": 128},
+    "_before": {"CHUNK": 2048, "PLACES": 8, "WEIGHED": True},
+}
+"""Constants of the kernels of digests."""
+_DIGESTED = {
+    "*i64": ("lows", "asks", "ids"),
+    "*i32": ("counts",),
+    "*fp32": ("tops", "factors", "noise_bounds", "logits"),
+    "*fp64": ("sums", "masses"),
+}
+"""Kinds of the arrays of the kernels of digests."""
 
 
 def variants() -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -92,6 +108,27 @@ def compiled(kernel: str, dtype: str, constants: dict[str, Any], architecture: i
     }
 
 
+def digest_compiled(kernel: str, dtype: str, architecture: int) -> dict[str, Any]:
+    """The same of one kernel of digests."""
+    function, constants = getattr(digest_kernels, kernel), DIGESTS[kernel]
+    names = [parameter.name for parameter in function.params]
+    kinds = {name: kind for kind, arrays in _DIGESTED.items() for name in arrays}
+    kinds |= {"rows": "*" + dtype, "found": "*i64" if kernel == "_leads" else "*fp32"}
+    kinds |= dict.fromkeys(constants, "constexpr")
+    values = {(names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(function, {name: kinds.get(name, "i32") for name in names}, values)
+    found = compile(source, target=GPUTarget("cuda", architecture, 32))
+    ptx = found.asm["ptx"]
+    return {
+        "kernel": kernel,
+        "dtype": dtype,
+        "width": None,
+        "shared": found.metadata.shared,
+        **resources(ptx, architecture),
+        "tf32": "tf32" in ptx,
+    }
+
+
 def resources(ptx: str, architecture: int) -> dict[str, int]:
     """Registers of a thread and bytes that it spills, as ptxas counts them."""
     ptxas = get_ptxas(architecture).path
@@ -118,6 +155,8 @@ def main() -> None:
     architecture, few = int(sys.argv[1]), "--few" in sys.argv
     for kernel, dtype, constants in list(variants())[:: 36 if few else 1]:
         print(json.dumps(compiled(kernel, dtype, constants, architecture)), flush=True)
+    for kernel, dtype in product(DIGESTS, ("bf16",) if few else DTYPES):
+        print(json.dumps(digest_compiled(kernel, dtype, architecture)), flush=True)
 
 
 if __name__ == "__main__":
