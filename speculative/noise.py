@@ -131,7 +131,7 @@ def _weakness(vocabulary_size: int) -> tuple[int, float]:
 
 
 class PositionNoise:
-    """The noise of one position: leads of all ids, and tails of those that are asked for; immutable.
+    """The noise of one position: leads of all ids, and tails of those that are asked for.
 
     Nothing is drawn before it is asked for: a kernel draws the leads that it needs by itself.
 
@@ -234,6 +234,8 @@ class PositionNoise:
 
     def low_of(self, token: int) -> float:
         """Lower bound of the noise of one id."""
+        if self.drawn is not None:
+            return float(lead_bounds()[0][self.drawn[token]])
         return float(self.low(np.array([token]))[0])
 
     def high(self, ids: Ids) -> Floats:

@@ -99,7 +99,7 @@ def test_tokens_chosen_from_the_kernels_digests_are_the_rules(
         outcome = DeviceOutcome(rows.cuda(), None, found, asks, digester.capacity, fetched)
         for index in range(9):
             noise = PositionNoise(index, 3, vocabulary_size) if params.temperature else None
-            drawn = None if noise is None else noise.full()
+            drawn = None if noise is None else PositionNoise(index, 3, vocabulary_size).full()
             wanted = sample_token(rows[index].float().numpy(), params, history, drawn)
             assert choose_token(outcome.digest(index), params, history, noise) == wanted
     assert fetched.fetched_rows < 9, "most rows are decided by their digests"

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.lm.device.digest import REDUCTIONS, RowDigester
+from outrider.lm.device import digest
+from outrider.lm.device.digest import REDUCTIONS, RowDigester, TorchReductions, digester_for
 from outrider.lm.device.layout import MOST_BYTES, Asks, DigestCapacity, DigestLevel
 from outrider.lm.device.noise import leads, leads_of, signed
 from outrider.lm.device.outcome import DeviceDigest, DeviceOutcome
@@ -74,8 +75,9 @@ def test_the_host_draws_no_noise_for_a_token_that_a_digest_decides() -> None:
     found = digested(rows, asks, DigestCapacity())
     for index in range(20):
         drawn = PositionNoise(index, 3, 5001)
-        choose_token(found.digest(index), params, history, drawn)
+        token = choose_token(found.digest(index), params, history, drawn)
         assert drawn.drawn is None
+        assert token == sample_token(rows[index].numpy(), params, history, drawn.full())
 
 
 @st.composite
@@ -191,10 +193,25 @@ def test_rows_wider_than_one_program_are_digested_as_the_rule_reads_them(by: str
     found = digested(rows, asks, DigestCapacity(), by=by)
     for index, ask in enumerate(asks):
         drawn = PositionNoise(ask.seed, 3, 5001)
-        wanted = sample_token(rows[index].float().numpy(), params, history, drawn.full())
+        full = PositionNoise(ask.seed, 3, 5001).full()
+        wanted = sample_token(rows[index].float().numpy(), params, history, full)
         assert choose_token(found.digest(index), params, history, drawn) == wanted
         token = found.digest(index).highest()[0]
         assert token == int(np.argmax(rows[index].float().numpy()))
+
+
+def test_a_device_whose_kernels_cannot_be_built_digests_by_torch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> RowDigester:
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(digest, "find_spec", lambda name: object())
+    monkeypatch.setattr(digest, "_with_kernels", broken)
+    found = digester_for(100, torch.device("meta"))
+    assert found is not None
+    assert isinstance(found._over, TorchReductions)
+    assert "without kernels, which is slow: Failed to find C compiler" in caplog.text
 
 
 def test_a_digest_of_full_size_fits_a_page_whatever_the_vocabulary() -> None:

@@ -41,6 +41,16 @@ def test_norms_of_other_bits_stay_as_they_are() -> None:
     assert kinds(GemmaRMSNorm(64), HalfRMSNorm(64)) == ["GemmaRMSNorm", "HalfRMSNorm"]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_of_the_same_rounding_are_fused_and_others_are_not(dtype: torch.dtype) -> None:
+    norms = [LlamaRMSNorm(64), HalfRMSNorm(64), GemmaRMSNorm(64)]
+    model = nn.Sequential(*norms).to(dtype)
+    for norm in norms:
+        nn.init.normal_(norm.weight)
+    fuse_norms(model, to_the_bit=False)
+    assert [type(norm).__name__ for norm in model] == ["FusedNorm", "HalfRMSNorm", "GemmaRMSNorm"]
+
+
 def test_a_fused_norm_keeps_the_weight_under_its_name() -> None:
     model = nn.Sequential(LlamaRMSNorm(32))
     weight = model[0].weight

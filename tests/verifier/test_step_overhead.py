@@ -52,6 +52,15 @@ def test_the_first_steps_of_a_process_do_not_make_nodes_dear(nodes: int) -> None
         assert budget.admit([[0.9] * 16], [(1, 1)]) == [16]
 
 
+def test_half_of_the_first_steps_may_be_held_up() -> None:
+    costs = StepCostModel({rows: 1.0 + 0.01 * rows for rows in PROFILED})
+    budget = DraftBudget(costs, adaptive=True)
+    for step in range(40):
+        cold = step in (0, 2, 4, 6)
+        costs.record_overhead(20.0 if cold else 2.0, 1, 2 if cold else 0)
+        assert budget.admit([[0.9] * 16], [(1, 1)]) == [16]
+
+
 def test_gaps_without_time_are_corrected_by_those_with_some() -> None:
     overhead = StepOverhead()
     for _ in range(20):

@@ -9,7 +9,6 @@ weighs drafted nodes against what their rows cost. Pure.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import log2
-from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +30,7 @@ _MOST_RATIO = 2.0
 
 _KEPT = 0.98
 """Factor by which each step reduces the weight of earlier steps."""
-_PRIOR_NODES = 4.0
+_PRIOR_NODES = 1.0
 """Weight, in squared nodes, of the assumption that a node costs nothing."""
 _FIRST_GAPS = 8
 """Gaps that are held until they can be told from interruptions. The first ones of a process load code and
@@ -98,7 +97,9 @@ class StepOverhead:
     def session_ms(self) -> float:
         """What a further session adds, without drafted nodes; 0 where nothing is known."""
         if not self._sessions_sessions:
-            return median([gap_ms / sessions for gap_ms, sessions, _ in self._first]) if self._first else 0.0
+            # A low one: up to half of the first gaps may be held up.
+            each = sorted([gap_ms / sessions for gap_ms, sessions, _ in self._first])
+            return each[len(each) // 4] if each else 0.0
         left = self._sessions_time - self.node_ms * self._sessions_nodes
         return max(0.0, left / self._sessions_sessions)
 

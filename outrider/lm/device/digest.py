@@ -230,8 +230,22 @@ def digester_for(vocabulary_size: int, device: torch.device) -> RowDigester | No
     """The digester of rows on this device; None where the host reads the rows in place."""
     if device.type == "cpu":
         return None
-    name = "triton" if find_spec("triton") else "torch"
-    return RowDigester(vocabulary_size, device, reductions=load_implementation(REDUCTIONS, name))
+    if find_spec("triton"):
+        try:
+            return _with_kernels(vocabulary_size, device)
+        except Exception as error:
+            # Errors of compilers and drivers have no common class.
+            log.warning("digests are made without kernels, which is slow: %s", str(error)[:300])
+    return RowDigester(vocabulary_size, device)
+
+
+def _with_kernels(vocabulary_size: int, device: torch.device) -> RowDigester:
+    """The digester by kernels, which have made one digest. Raises what compilers and drivers raise."""
+    digester = RowDigester(vocabulary_size, device, reductions=load_implementation(REDUCTIONS, "triton"))
+    asks = torch.ones(1, ASK_WORDS + digester.capacity.named, dtype=torch.int64, device=device)
+    asks[:, 2] = 0x3FF0000000000000  # the bits of 1.0, the temperature
+    digester.compute(torch.zeros(1, vocabulary_size, device=device), asks, DigestLevel.SAMPLED).cpu()
+    return digester
 
 
 def _temperatures(asks: torch.Tensor) -> torch.Tensor:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_MOST_SLOWER = 1.05
+"""Compiled layers stay unless steps take this many times as long: equal machines should choose alike."""
 _SHOWN = 300
 """Characters of a compiler's error that the log shows."""
 
@@ -79,7 +81,7 @@ def compile_layers(
     capture_of: "Callable[[], Capture]",
     backend: str = "inductor",
 ) -> None:
-    """Compiles the layers of a model that runs static steps, if steps are right and faster with them.
+    """Compiles the layers of a model that runs static steps, if steps are right and not slower with them.
 
     Args:
         lm: the model; its steps are captured anew.
@@ -92,23 +94,28 @@ def compile_layers(
     if layers is None:
         log.info("layers are not compiled: %s has no list of layers", lm.model_type)
         return
-    began, before = time.monotonic(), step_ms(lm)
-    capture = capture_of()
-    steps = use_graphs(lm, kernel, capture)
-    steps.around_run = CompiledLayers(layers, backend).active
-    after, why = _step_ms_of(lm, trial, capture)
-    if not why and sum(after.values()) < sum(before.values()):
-        steps.label = "static-compiled"
+    began, before, steps = time.monotonic(), step_ms(lm), lm.steps
+    after, why = _compiled_ms(lm, trial, kernel, capture_of, CompiledLayers(layers, backend))
+    if not why and sum(after.values()) < _MOST_SLOWER * sum(before.values()):
         took = {"eager_ms": before, "compiled_ms": after, "seconds": round(time.monotonic() - began, 1)}
         log.info("layers were compiled", extra={"fields": took})
         return
     log.warning("layers are not compiled: %s", why or f"steps take {after} ms with them and {before} without")
-    use_graphs(lm, kernel, capture_of())
+    lm.steps = steps
 
 
-def _step_ms_of(lm: "PackedLM", trial: "Trial | None", capture: Capture) -> tuple[dict[str, float], str]:
-    """What steps take now in ms, by size, and why they cannot serve; empty where they can."""
+def _compiled_ms(
+    lm: "PackedLM",
+    trial: "Trial | None",
+    kernel: str,
+    capture_of: "Callable[[], Capture]",
+    layers: CompiledLayers,
+) -> tuple[dict[str, float], str]:
+    """What steps take with these layers in ms, by size, and why they cannot serve; empty where they can."""
     try:
+        capture = capture_of()
+        steps = use_graphs(lm, kernel, capture)
+        steps.around_run, steps.label = layers.active, "static-compiled"
         if trial is not None:
             trial.verify(lm)
         return step_ms(lm), capture.refusal if isinstance(capture, CudaGraphs) else ""
