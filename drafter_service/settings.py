@@ -76,8 +76,8 @@ class DrafterSettings(ModelSettings):
     Default: outrider in the user's cache folder."""
     passes: Literal["auto", "eager", "compiled"] = "auto"
     """How passes run on the CPU in float32: eager; compiled, which waits for the C++ compiler before serving;
-    auto, which serves eagerly until compiled passes are ready. On a GPU all but eager compile the layers at
-    load, in about half a minute, and keep them where that is faster."""
+    auto, which serves eagerly until compiled passes are ready. On a GPU, auto and compiled compile the
+    layers at load, which takes half a minute, and keep the compiled layers unless steps get slower."""
     max_sessions: Annotated[int, Field(ge=1)] = 256
     """Most sessions followed at a time."""
     keep_s: Annotated[float, Field(ge=0)] = 10.0

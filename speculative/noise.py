@@ -181,8 +181,8 @@ class PositionNoise:
         self.drawn = drawn
         return drawn
 
-    def know(self, ids: Ids, leads: NDArray[np.uint16]) -> None:
-        """Takes the leads of some ids from a device, which spares drawing those of all ids."""
+    def take_leads(self, ids: Ids, leads: NDArray[np.uint16]) -> None:
+        """Takes the leads that a device drew for `ids`, so that these ids alone need no drawing here."""
         order = ids.argsort()
         self._known = ids[order], leads[order]
 

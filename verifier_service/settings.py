@@ -42,8 +42,8 @@ class VerifierSettings(ModelSettings):
     passes: Literal["auto", "eager", "compiled"] = "auto"
     """How passes of the target, its heads and the small model run on the CPU in float32: eager; compiled,
     which waits for the C++ compiler before serving; auto, which serves eagerly until compiled passes are
-    ready. On a GPU all but eager compile the layers at load, in about half a minute, and keep them where that
-    is faster."""
+    ready. On a GPU, auto and compiled compile the model's layers at load, which takes half a minute, and keep
+    the compiled layers unless steps get slower."""
     kv_dtype: Literal["auto", "int8"] = "auto"
     """The number format of the target's keys and values: that of its passes (auto), or int8 with a scale for
     each token and head, in which up to 3.9 times as many tokens fit. Int8 takes a CPU and one rank."""

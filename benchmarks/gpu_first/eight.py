@@ -54,6 +54,7 @@ class Eight:
     def kernels(self) -> Results:
         """Kernels of one replay by name, their count and time: where the time of a step goes."""
         for rows in (1, 5) if self._machine.tiny else (1, 65, 520):
+            self._bench.use_static()
             replay = _replay(self._machine, self._bench.lm, rows)
             yield f"kernels_{rows}", _kernels(self._machine, replay)
 
@@ -106,7 +107,7 @@ class Eight:
 
 def _replay(machine: Machine, lm: PackedLM, rows: int) -> Callable[[], Any]:
     """The graph of one session's step of this many rows, anew; its host side is not repeated."""
-    steps = static_steps(lm, machine.device)
+    steps = lm.steps or static_steps(lm, machine.device)
     table = prefilled(lm, [1] * (32 if machine.tiny else 1024))
     share = SequenceRows(table, [1] * rows, [-1] * rows, range(rows))
     with torch.inference_mode():

@@ -2,5 +2,5 @@
 
 import os
 
-# Set before gRPC is imported. Its C core writes a line of its own when a connection breaks, beside our error.
+# To be set before gRPC is imported, whose C core logs each connection that breaks beside our own error.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

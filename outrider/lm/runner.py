@@ -259,8 +259,8 @@ class PackedLM:
 
         ``auto`` compiles beside serving: passes are eager until a package is ready, and stay eager where none
         can be made. ``compiled`` waits for the package, and raises InvalidRequest where there is none. A
-        package in ``cache_dir`` is used at once. Beside ``eager`` passes only the kernel of chosen tokens is
-        compiled. Raises ValueError for a model that was loaded without the check.
+        package in ``cache_dir`` is used at once. ``eager`` compiles the kernel that chooses tokens alone.
+        Static steps stay as `load` made them. Raises ValueError for a model that was not checked at load.
         """
         trial, self.trial = self.trial, None
         if passes == "eager" or (self.steps is not None and self.gpu.compile_layers):

@@ -1,11 +1,15 @@
 """Decisions of `up` before it starts processes and between two starts."""
 
+import os
 import socket
+import subprocess
+import sys
 
 import pytest
 
 from outrider.cli.failures import CommandFailed
-from outrider.cli.local.stack import MOST_RESTARTS, STEADY_S, Restarts, Stack, check_pair
+from outrider.cli.local import stack
+from outrider.cli.local.stack import MOST_RESTARTS, STEADY_S, Restarts, Stack, check_installed, check_pair
 from outrider.cli.local.up_settings import ServiceOverrides, StackOptions
 from outrider.v1.draft_source_pb2 import SourceDescription
 from outrider.v1.verifier_pb2 import VerifierDescription
@@ -17,6 +21,22 @@ def test_a_target_alone_has_a_drafter_that_is_still_to_be_chosen() -> None:
     assert StackOptions(target="org/name", drafter="org/small").models() == ("org/name", ("org/small",))
     two = StackOptions(target="org/name", drafter="org/small, org/other")
     assert two.models() == ("org/name", ("org/small", "org/other"))
+
+
+def test_only_a_stack_with_a_retrieval_worker_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stack, "find_spec", lambda name: None if name in stack.RETRIEVAL else object())
+    check_installed(retrieval=False)
+    with pytest.raises(CommandFailed, match="not installed: pydivsufsort; run: pip install"):
+        check_installed(retrieval=True)
+
+
+@pytest.mark.parametrize(("given", "wanted"), [(None, "ERROR"), ("DEBUG", "DEBUG")])
+def test_grpc_logs_no_broken_connections_unless_asked_to(given: str | None, wanted: str) -> None:
+    own = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    own |= {} if given is None else {"GRPC_VERBOSITY": given}
+    says = "import os, outrider.cli; print(os.environ['GRPC_VERBOSITY'])"
+    found = subprocess.run([sys.executable, "-c", says], env=own, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == wanted
 
 
 @pytest.mark.parametrize("word", ["none", "auto"])

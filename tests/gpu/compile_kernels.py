@@ -32,14 +32,16 @@ SIDES = (16, 64)
 """Queries in a small and in a large tile."""
 _FLOATS = ("scale", "softcap")
 _INDICES = ("items", "tiles", "spans", "first", "upto", "masks", "tables", "row_tile")
-DIGESTS: dict[str, dict[str, Any]] = {
-    "_highest": {"CHUNK": 2048},
-    "_mass": {"CHUNK": 2048, "SCALED": True},
-    "_leads": {"PADDED": 64},
-    "_bounds": {"BLOCKS": 128},
-    "_before": {"CHUNK": 2048, "PLACES": 8, "WEIGHED": True},
-}
-"""Constants of the kernels of digests."""
+DIGESTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("_highest", {"CHUNK": 2048}),
+    ("_mass", {"CHUNK": 2048, "SCALED": True}),
+    ("_mass", {"CHUNK": 2048, "SCALED": False}),
+    ("_leads", {"PADDED": 64}),
+    ("_bounds", {"BLOCKS": 128}),
+    ("_before", {"CHUNK": 2048, "PLACES": 8, "WEIGHED": True}),
+    ("_before", {"CHUNK": 2048, "PLACES": 1, "WEIGHED": False}),
+)
+"""The kernels of digests, and constants that they are compiled with."""
 _DIGESTED = {
     "*i64": ("lows", "asks", "ids"),
     "*i32": ("counts",),
@@ -65,7 +67,7 @@ def variants() -> Iterator[tuple[str, str, dict[str, Any]]]:
         item = {
             "WIDTH": width,
             "PADDED": padded,
-            "KEYS": tree_attention._keys_at_once(padded, size, side),
+            **tree_attention.loop_of(padded, size, side),
             "MASK_WORDS": WORDS,
             "PAGE": BLOCK,
             "HAS_CAP": at % 2 == 0,
@@ -79,6 +81,8 @@ def variants() -> Iterator[tuple[str, str, dict[str, Any]]]:
 def compiled(kernel: str, dtype: str, constants: dict[str, Any], architecture: int) -> dict[str, Any]:
     """What one variant takes: shared memory, registers, spilled bytes, and the kinds of its products."""
     function = getattr(tree_attention, kernel)
+    options = {"num_stages": constants.get("num_stages", 3)}
+    constants = {name: value for name, value in constants.items() if name != "num_stages"}
     names = [parameter.name for parameter in function.params]
     kinds = dict.fromkeys(("query", "keys", "values", "output", "sinks"), "*" + dtype)
     kinds |= dict.fromkeys(("parts", "norms"), "*fp32") | dict.fromkeys(_FLOATS, "fp32")
@@ -92,7 +96,7 @@ def compiled(kernel: str, dtype: str, constants: dict[str, Any], architecture: i
         if signature[name][0] == "*" or (signature[name] == "i32" and name != "key_heads")
     }
     source = ASTSource(function, signature, values, aligned)
-    found = compile(source, target=GPUTarget("cuda", architecture, 32))
+    found = compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
     ptx = found.asm["ptx"]
     return {
         "kernel": kernel,
@@ -108,11 +112,14 @@ def compiled(kernel: str, dtype: str, constants: dict[str, Any], architecture: i
     }
 
 
-def digest_compiled(kernel: str, dtype: str, architecture: int) -> dict[str, Any]:
-    """The same of one kernel of digests."""
-    function, constants = getattr(digest_kernels, kernel), DIGESTS[kernel]
+def digest_compiled(kernel: str, dtype: str, constants: dict[str, Any], architecture: int) -> dict[str, Any]:
+    """What one variant of a kernel of digests takes; see `compiled`."""
+    function = getattr(digest_kernels, kernel)
     names = [parameter.name for parameter in function.params]
     kinds = {name: kind for kind, arrays in _DIGESTED.items() for name in arrays}
+    if kernel == "_before" and not constants["WEIGHED"]:
+        kinds |= dict.fromkeys(("logits", "tops", "factors"), "*" + dtype)
+        kinds["masses"] = "*i32"
     kinds |= {"rows": "*" + dtype, "found": "*i64" if kernel == "_leads" else "*fp32"}
     kinds |= dict.fromkeys(constants, "constexpr")
     values = {(names.index(name),): value for name, value in constants.items()}
@@ -155,8 +162,8 @@ def main() -> None:
     architecture, few = int(sys.argv[1]), "--few" in sys.argv
     for kernel, dtype, constants in list(variants())[:: 36 if few else 1]:
         print(json.dumps(compiled(kernel, dtype, constants, architecture)), flush=True)
-    for kernel, dtype in product(DIGESTS, ("bf16",) if few else DTYPES):
-        print(json.dumps(digest_compiled(kernel, dtype, architecture)), flush=True)
+    for (kernel, constants), dtype in product(DIGESTS, ("bf16",) if few else DTYPES):
+        print(json.dumps(digest_compiled(kernel, dtype, constants, architecture)), flush=True)
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def test_tokens_chosen_from_the_kernels_digests_are_the_rules(
     rows = (3 * torch.randn(9, vocabulary_size, generator=generator)).to(dtype)
     rows[3] = rows[3].round()  # ties
     rows[4, : vocabulary_size // 2] = float("-inf")
-    reductions = load_implementation(REDUCTIONS, "triton")
+    reductions = load_implementation(REDUCTIONS, "triton")()
     digester = RowDigester(vocabulary_size, torch.device("cuda"), reductions=reductions)
     history, fetched = History.of([], 0), TransferCounts()
     for params in (

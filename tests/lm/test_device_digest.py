@@ -44,7 +44,7 @@ BY_ALL = pytest.mark.parametrize(
 def digested(
     rows: torch.Tensor, asks: list[RowAsk], capacity: DigestCapacity, top: int = 0, by: str = "torch"
 ) -> DeviceOutcome:
-    reductions = load_implementation(REDUCTIONS, by)
+    reductions = load_implementation(REDUCTIONS, by)()
     digester = RowDigester(rows.shape[1], CPU, capacity, reductions)
     asked = Asks.of(asks, digester.capacity, top)
     words = np.zeros((len(asks), 0), np.int64) if asked.words is None else asked.words

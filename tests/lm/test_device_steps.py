@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outrider.lm import transfer
-from outrider.lm.device.digest import RowDigester, TorchReductions
+from outrider.lm.device.digest import RowDigester
 from outrider.lm.device.layout import MOST_BYTES, DigestLevel
 from outrider.lm.graphs import backend_choice
 from outrider.lm.graphs.capture import Run
@@ -63,10 +63,10 @@ def test_a_digest_of_a_wide_vocabulary_reads_nothing_on_the_host_and_fits_its_pa
     level: DigestLevel, rows: int
 ) -> None:
     device = torch.device("cuda")
+    digester = RowDigester(WIDE, CPU)
     with FakeTensorMode():
         # Its constants were copied when it was made, which a machine without a GPU cannot even pretend to.
-        bounds = torch.empty(65536, device=device)
-        digester = RowDigester(WIDE, CPU, reductions=lambda _: TorchReductions(bounds))
+        digester._noise_bounds = torch.empty(65536, device=device)
         logits = torch.empty(rows, WIDE, dtype=torch.bfloat16, device=device)
         asks = torch.empty(rows, 3 + digester.capacity.named, dtype=torch.int64, device=device)
         with Watched() as watched:

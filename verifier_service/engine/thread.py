@@ -138,9 +138,7 @@ class EngineThread:
         self._publish = publish
         self._fail = fail
         self._inbox = EngineInbox(self.core.sessions.merge)
-        # On a device noise is drawn where the logits are.
-        on_host = target.pool.layout.device.type == "cpu"
-        self._noise = NoiseAhead() if on_host and target.vocabulary_size >= LEAST_VOCABULARY else None
+        self._noise = NoiseAhead() if target.vocabulary_size >= LEAST_VOCABULARY else None
         self._stopping = False
         self._failures = 0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)

@@ -49,7 +49,7 @@ WORKERS = ("verifier", *SOURCES)
 SERVING = ("torch", "transformers", "fastapi", "uvicorn")
 """Modules of the services that a client does without; one of each service's extra at least."""
 RETRIEVAL = ("pydivsufsort",)
-"""The same for the retrieval worker."""
+"""Modules that the retrieval worker needs besides."""
 CALL_S = 10.0
 """Timeout of a call to a service, in seconds."""
 POLL_S = 0.02

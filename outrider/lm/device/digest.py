@@ -5,7 +5,6 @@ Nothing is read on the host, so a CUDA graph captures the operations with the st
 """
 
 import logging
-from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Protocol
 
@@ -25,13 +24,13 @@ REDUCTIONS = {
 }
 """What computes over whole rows, by name, for `speculative.implementations.load_implementation`."""
 
-_WIDENING = 2.0**-21
+WIDENING = 2.0**-21
 """Share by which a score's upper bound is widened: float32's rounding of a factor, a product and a sum."""
 
-_LARGEST = 3e38
+LARGEST = 3e38
 """Bound on the size of scores, so that their margins are finite."""
 
-_STRONGEST = 37.0
+STRONGEST = 37.0
 """A bound on the size of any noise."""
 
 
@@ -56,8 +55,13 @@ class RowReductions(Protocol):
         """The sum of exp((logit - top) * factor) over each row, float64 ``[n, 1]``; no factors: of 1."""
         ...
 
-    def bounds(self, rows: torch.Tensor, asks: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-        """Upper bounds of the scores of all ids, float32 ``[n, V]``, none of them -inf."""
+    def bounds(
+        self, rows: torch.Tensor, asks: torch.Tensor, factors: torch.Tensor, noise_bounds: torch.Tensor
+    ) -> torch.Tensor:
+        """Upper bounds of the scores of all ids, float32 ``[n, V]``, none of them -inf.
+
+        ``noise_bounds``, float32 ``[65536]``, are the most that noise of each lead can be.
+        """
         ...
 
     def leads(self, asks: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -81,16 +85,9 @@ class RowReductions(Protocol):
 
 
 class TorchReductions:
-    """The RowReductions in torch's operations, for devices without Triton.
-
-    Args:
-        noise_bounds: float32 ``[65536]``: the most that noise of each lead can be.
-    """
+    """The RowReductions in torch's operations, for devices without Triton."""
 
     slab = 2**23
-
-    def __init__(self, noise_bounds: torch.Tensor) -> None:
-        self._noise_bounds = noise_bounds
 
     def rows(self, logits: torch.Tensor) -> torch.Tensor:
         """The rows in float32."""
@@ -106,13 +103,15 @@ class TorchReductions:
         """See RowReductions."""
         return _weights(rows, top, factors).sum(dim=1, keepdim=True)
 
-    def bounds(self, rows: torch.Tensor, asks: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    def bounds(
+        self, rows: torch.Tensor, asks: torch.Tensor, factors: torch.Tensor, noise_bounds: torch.Tensor
+    ) -> torch.Tensor:
         """See RowReductions."""
         drawn = leads(asks.select(1, 0), asks.select(1, 1), rows.shape[1])
         # A bound of -inf would say that no id is left out, so no score is that low.
-        scores = (rows * factors).clamp_min(-_LARGEST)
-        margin = (scores.abs().clamp_max(_LARGEST) + _STRONGEST) * _WIDENING
-        return scores + self._noise_bounds.take(drawn) + margin
+        scores = (rows * factors).clamp_min(-LARGEST)
+        margin = (scores.abs().clamp_max(LARGEST) + STRONGEST) * WIDENING
+        return scores + noise_bounds.take(drawn) + margin
 
     def leads(self, asks: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """See RowReductions."""
@@ -150,7 +149,7 @@ class RowDigester:
         vocabulary_size: width of a row.
         device: device of the logits.
         capacity: number of ids of each kind in a digest.
-        reductions: makes what computes over whole rows, of the bounds of noise.
+        reductions: computes over whole rows.
     """
 
     def __init__(
@@ -158,13 +157,14 @@ class RowDigester:
         vocabulary_size: int,
         device: torch.device,
         capacity: DigestCapacity | None = None,
-        reductions: Callable[[torch.Tensor], RowReductions] = TorchReductions,
+        reductions: RowReductions | None = None,
     ) -> None:
         self.capacity = (capacity or DigestCapacity()).within(vocabulary_size)
         highest = lead_bounds()[1]
         rounded = highest.astype(np.float32)
         rounded = np.where(rounded < highest, np.nextafter(rounded, np.float32(np.inf)), rounded)
-        self._over = reductions(torch.tensor(rounded, device=device))
+        self._noise_bounds = torch.tensor(rounded, device=device)
+        self._over: RowReductions = reductions or TorchReductions()
         self._slab = max(1, self._over.slab // vocabulary_size)
 
     def compute(self, logits: torch.Tensor, asks: torch.Tensor, level: DigestLevel) -> torch.Tensor:
@@ -219,7 +219,8 @@ class RowDigester:
 
         Then, of the first few: how many ids are ranked before each, and the mass of these.
         """
-        best, ids = self._over.bounds(rows, asks, factors).topk(self.capacity.candidates, dim=1)
+        bounds = self._over.bounds(rows, asks, factors, self._noise_bounds)
+        best, ids = bounds.topk(self.capacity.candidates, dim=1)
         logits = rows.gather(1, ids).float()
         first = ids.narrow(1, 0, self.capacity.ranked), logits.narrow(1, 0, self.capacity.ranked)
         found = self._over.leads(asks, ids), ids, logits, best.narrow(1, -1, 1)
@@ -241,7 +242,7 @@ def digester_for(vocabulary_size: int, device: torch.device) -> RowDigester | No
 
 def _with_kernels(vocabulary_size: int, device: torch.device) -> RowDigester:
     """The digester by kernels, which have made one digest. Raises what compilers and drivers raise."""
-    digester = RowDigester(vocabulary_size, device, reductions=load_implementation(REDUCTIONS, "triton"))
+    digester = RowDigester(vocabulary_size, device, reductions=load_implementation(REDUCTIONS, "triton")())
     asks = torch.ones(1, ASK_WORDS + digester.capacity.named, dtype=torch.int64, device=device)
     asks[:, 2] = 0x3FF0000000000000  # the bits of 1.0, the temperature
     digester.compute(torch.zeros(1, vocabulary_size, device=device), asks, DigestLevel.SAMPLED).cpu()

@@ -9,32 +9,24 @@ import torch
 import triton
 import triton.language as tl
 
-from outrider.lm.device.noise import KEY_STEPS, MULTIPLIERS
+from outrider.lm.device.digest import LARGEST, STRONGEST, WIDENING
+from outrider.lm.device.noise import IDS, KEY_STEPS, MULTIPLIERS
 from speculative.noise import DOMAIN
 
 _CHUNK = 2048
 """Ids of one program."""
-_IDS = tl.constexpr(16)
-"""Ids whose leads one block of Philox gives."""
-_LARGEST = tl.constexpr(3e38)
-_STRONGEST = tl.constexpr(37.0)
-_WIDENING = tl.constexpr(2.0**-21)
+# A kernel reads constants of its own module only.
+_IDS = tl.constexpr(IDS)
+_LARGEST, _STRONGEST, _WIDENING = (tl.constexpr(bound) for bound in (LARGEST, STRONGEST, WIDENING))
 _M0, _M1 = (tl.constexpr(word) for word in MULTIPLIERS)
 _K0, _K1 = (tl.constexpr(word) for word in KEY_STEPS)
 _DOMAIN = tl.constexpr(DOMAIN)
 
 
 class KernelReductions:
-    """The whole-row parts of a digest by Triton kernels. A `outrider.lm.device.digest.RowReductions`.
-
-    Args:
-        noise_bounds: float32 ``[65536]``: the most that noise of each lead can be.
-    """
+    """The whole-row parts of a digest by Triton kernels. A `outrider.lm.device.digest.RowReductions`."""
 
     slab = 2**25
-
-    def __init__(self, noise_bounds: torch.Tensor) -> None:
-        self._noise_bounds = noise_bounds
 
     def rows(self, logits: torch.Tensor) -> torch.Tensor:
         """The rows as they are: kernels widen what they load."""
@@ -61,13 +53,15 @@ class KernelReductions:
         )
         return sums.sum(dim=1, keepdim=True)
 
-    def bounds(self, rows: torch.Tensor, asks: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    def bounds(
+        self, rows: torch.Tensor, asks: torch.Tensor, factors: torch.Tensor, noise_bounds: torch.Tensor
+    ) -> torch.Tensor:
         """Upper bounds of every id's score, float32 ``[n, V]``."""
         count, width = rows.shape
         found = rows.new_empty(count, width, dtype=torch.float32)
         _bounds[(count, triton.cdiv(width, _CHUNK))](
-            rows, rows.stride(0), width, asks, asks.stride(0), factors, self._noise_bounds, found,
-            BLOCKS=_CHUNK // _IDS.value,
+            rows, rows.stride(0), width, asks, asks.stride(0), factors, noise_bounds, found,
+            BLOCKS=_CHUNK // IDS,
         )  # fmt: skip
         return found
 

@@ -14,7 +14,7 @@ KEY_STEPS = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
 """Philox4x64's two factors, and what a round adds to its two keys."""
 _ROUNDS = 10
 _LOW = (1 << 32) - 1
-_IDS = 16
+IDS = 16
 """Number of ids whose leads one block of Philox gives."""
 
 
@@ -23,7 +23,7 @@ def leads(seeds: torch.Tensor, positions: torch.Tensor, vocabulary_size: int) ->
 
     ``seeds`` and ``positions`` are int64 ``[n]``; a seed is the int64 with the bits of the unsigned word.
     """
-    blocks = torch.arange(-(-vocabulary_size // _IDS), device=seeds.device).expand(len(seeds), -1)
+    blocks = torch.arange(-(-vocabulary_size // IDS), device=seeds.device).expand(len(seeds), -1)
     words = _blocks(seeds, positions, blocks)
     parts = [(words >> shift) & 0xFFFF for shift in range(0, 64, 16)]
     return torch.stack(parts, dim=3).flatten(1).narrow(1, 0, vocabulary_size)
@@ -31,8 +31,8 @@ def leads(seeds: torch.Tensor, positions: torch.Tensor, vocabulary_size: int) ->
 
 def leads_of(seeds: torch.Tensor, positions: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """The leading 16 bits of the noise of some ids: int64 ``[n, k]`` for ids ``[n, k]``; see `leads`."""
-    words = _blocks(seeds, positions, ids // _IDS)
-    words = words.gather(2, (ids % _IDS // 4).unsqueeze(2)).squeeze(2)
+    words = _blocks(seeds, positions, ids // IDS)
+    words = words.gather(2, (ids % IDS // 4).unsqueeze(2)).squeeze(2)
     return (words >> (16 * (ids % 4))) & 0xFFFF
 
 

@@ -162,7 +162,7 @@ class DeviceDigest:
         if self._level < DigestLevel.SAMPLED or not same or count > self._capacity.candidates:
             return None
         if noise.drawn is None:
-            noise.know(self._best.ids, self._leads)
+            noise.take_leads(self._best.ids, self._leads)
         return self._best
 
     def mass(self, temperature: float) -> Mass | None:

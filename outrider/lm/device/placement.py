@@ -36,7 +36,7 @@ class GpuOptions:
     max_rows: int = 4096
     """Largest number of rows of a step of static shape."""
     compile_layers: bool = False
-    """Whether the layers of static steps are compiled, if that is right and faster."""
+    """Whether layers are compiled for static steps; they stay compiled if steps are right and not slower."""
 
 
 def kv_mb_of(asked: int | str) -> int | None:

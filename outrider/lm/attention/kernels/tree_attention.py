@@ -58,9 +58,8 @@ def attend_tiles(
         query.stride(0), query.stride(1), keys.stride(0), keys.stride(1),
         values.stride(0), values.stride(1), output.stride(0), output.stride(1),
         **shape,
-        WIDTH=width, PADDED=padded, KEYS=_keys_at_once(padded, keys.element_size(), side),
-        MASK_WORDS=WORDS, PAGE=BLOCK, HAS_CAP=params.softcap is not None,
-        WIDEN=_INTERPRETED, num_stages=2 if side >= _LARGE else 3,
+        WIDTH=width, PADDED=padded, MASK_WORDS=WORDS, PAGE=BLOCK, HAS_CAP=params.softcap is not None,
+        WIDEN=_INTERPRETED, **loop_of(padded, keys.element_size(), side),
     )  # fmt: skip
     _join_items[(rows, heads)](
         output, parts, norms, sinks, metadata.row_tile, metadata.tiles, metadata.spans,
@@ -69,15 +68,17 @@ def attend_tiles(
     return output
 
 
-def _keys_at_once(width: int, bytes_each: int, side: int) -> int:
-    """Number of keys in one turn of the loop: the stages of keys and values fit the shared memory.
+def loop_of(width: int, bytes_each: int, side: int) -> dict[str, int]:
+    """How a tile of ``side`` queries loops over slots: the keys of a turn, and the stages of its pipeline.
 
-    A large tile takes half as many: with fewer registers and less shared memory more programs share a
-    processor, which hides what each of them waits for (a quarter less time on an H200).
+    The stages of keys and values fit the shared memory. A large tile takes half as many keys: with fewer
+    registers and less shared memory more programs share a processor, which hides what each of them waits for.
     """
     row = width * bytes_each
     keys = 64 if row <= 256 else 32 if row <= 512 else 16
-    return max(_LEAST, keys // 2) if side >= _LARGE else keys
+    if side < _LARGE:
+        return {"KEYS": keys, "num_stages": 3}
+    return {"KEYS": max(_LEAST, keys // 2), "num_stages": 2}
 
 
 @triton.jit
