@@ -172,11 +172,11 @@ class LevelPass {
       const float* query = queries + query_at(of, key_head, begin + q) * size;
       float* own = scores + q * stride;
       each_run(of, [&](int64_t slot, int64_t at, int64_t some) {
-        score_run(query, keys + slot * size, some, size, own + at);
+        score_run(1, query, keys + slot * size, some, size, own + at, 0);
       });
       int64_t seen = prefix;
       for (int64_t above = of.known + (begin + q) / groups; above >= 0; above = of.parents[above])
-        score_run(query, node(of, above) + key_head * size, 1, size, own + seen++);
+        score_run(1, query, node(of, above) + key_head * size, 1, size, own + seen++, 0);
       shares[q] = weigh(own, seen);
       while (seen < stride) own[seen++] = 0;
     }

@@ -205,11 +205,11 @@ struct Layer {
     const int64_t stride = (total - first + LANES - 1) / LANES * LANES;
     const int64_t count = end - begin;
     static thread_local std::vector<float> scratch;
-    const int64_t row_width = key_width, need = count * (stride + width) + row_width + LANES;
+    const int64_t need = count * (stride + width + key_width) + LANES;
     if (static_cast<int64_t>(scratch.size()) < need) scratch.resize(need);
     float* scores = scratch.data();
     float* mixed = scores + count * stride;
-    float* row = mixed + count * width;
+    float* rows = mixed + count * width;
     std::fill(mixed, mixed + count * width, 0.0f);
     float shares[4];
     const HeadSlots<Number> keys_at = step.slots<Number>(2 * layer, key_head);
@@ -217,11 +217,14 @@ struct Layer {
     for (int64_t q = 0; q < count; ++q) {
       const int64_t index = of.low + (begin + q) / groups, head = key_head * groups + (begin + q) % groups;
       const float* from = query.data + head * query.strides[1] + index * query.strides[2];
-      for (int64_t k = 0; k < key_width; ++k) row[k] = from[k] * scale;
-      each_run(of, first, [&](int64_t slot, int64_t at, int64_t size) {
-        score_run(row, keys_at.rows + slot * key_width, size, key_width, scores + q * stride + at);
-        keys_at.rescale(scores + q * stride + at, slot, size);
-      });
+      for (int64_t k = 0; k < key_width; ++k) rows[q * key_width + k] = from[k] * scale;
+    }
+    each_run(of, first, [&](int64_t slot, int64_t at, int64_t size) {
+      score_run(count, rows, keys_at.rows + slot * key_width, size, key_width, scores + at, stride);
+      for (int64_t q = 0; q < count; ++q) keys_at.rescale(scores + q * stride + at, slot, size);
+    });
+    for (int64_t q = 0; q < count; ++q) {
+      const int64_t index = of.low + (begin + q) / groups, head = key_head * groups + (begin + q) % groups;
       shares[q] = weigh(scores + q * stride, of, session, index, head, first, total);
     }
     each_run(of, first, [&](int64_t slot, int64_t at, int64_t size) {

@@ -34,6 +34,9 @@ constexpr int LANES = 8;
 constexpr int TILE = 4;
 #endif
 constexpr int PANEL = 2 * LANES;  // outputs of a panel of weights
+// How far ahead of its reading a product of several rows fetches weights, in bytes. The processor's own
+// prefetcher ends at each page. A single row has nothing to compute meanwhile, and is faster without.
+constexpr int AHEAD = 4096;
 
 typedef float Vec __attribute__((vector_size(4 * LANES)));
 typedef float Loose __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -137,6 +140,7 @@ void multiply_panel(const Product& of, const typename Format::Element* panel, in
   for (int64_t k = 0; k < of.width; ++k) {
     Vec left, right;
     Format::read(panel, left, right);
+    if constexpr (R > 1) __builtin_prefetch(reinterpret_cast<const char*>(panel) + AHEAD);
     panel += PANEL;
     if constexpr (KEEPS) {
       store(floats + k * PANEL, left);

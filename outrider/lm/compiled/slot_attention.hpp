@@ -7,25 +7,32 @@
 
 #pragma once
 
+#include <utility>
+
 #include "panel_product.hpp"
 
 namespace {
 
 inline Vec load(const int8_t* from) { return Int8::widened(from); }
 
+// Adds, in each group of 2 * HALF lanes, the halves of `first` into the lower half of the result, and those of
+// `second` into the upper half.
+template <int HALF, int... LANE>
+inline Vec folded(Vec first, Vec second, std::integer_sequence<int, LANE...>) {
+  // Constants: g++ does not fold a loop that fills these, and builds them anew for every call.
+  const Lanes own{((LANE & HALF) ? LANES : 0) + LANE...};
+  const Lanes other{((LANE & HALF) ? LANES : 0) + (LANE ^ HALF)...};
+  return __builtin_shuffle(first, second, own) + __builtin_shuffle(first, second, other);
+}
+
 // Sums of LANES vectors: lane i of the result is the sum of all lanes of parts[i].
+template <int HALF = LANES / 2>
 inline Vec sums_of(Vec* parts) {
-#pragma GCC unroll 4
-  for (int half = LANES / 2; half > 0; half /= 2) {
-    Lanes own, other;
-    for (int lane = 0; lane < LANES; ++lane) {
-      const int from = (lane & half) ? LANES : 0;  // the second vector of a pair
-      own[lane] = from + lane;
-      other[lane] = from + (lane ^ half);
-    }
-    for (int i = 0; i < half; ++i)
-      parts[i] = __builtin_shuffle(parts[i], parts[i + half], own) +
-                 __builtin_shuffle(parts[i], parts[i + half], other);
+  if constexpr (HALF > 0) {
+#pragma GCC unroll 8
+    for (int i = 0; i < HALF; ++i)
+      parts[i] = folded<HALF>(parts[i], parts[i + HALF], std::make_integer_sequence<int, LANES>());
+    return sums_of<HALF / 2>(parts);
   }
   return parts[0];
 }
@@ -53,59 +60,58 @@ inline Vec exp_of(Vec x) {
   return gone ? Vec{} : y * power;
 }
 
-// Scores of one query row against the `count` keys of a run that begins at keys_at.
+// Scores of up to LANES keys, `count` of them, for one query row of any width.
 template <typename Number>
-void score(const float* row, const Number* keys_at, int64_t count, int64_t key_width, float* to) {
+Vec score_keys(const float* row, const Number* keys_at, int64_t count, int64_t key_width) {
   const int64_t whole = key_width / LANES * LANES;
-  for (int64_t key = 0; key < count; key += LANES) {
-    Vec parts[LANES];
+  Vec parts[LANES];
 #pragma GCC unroll 16
-    for (int lane = 0; lane < LANES; ++lane) {
-      const Number* at = keys_at + std::min<int64_t>(key + lane, count - 1) * key_width;
-      Vec sum{};
-      for (int64_t k = 0; k < whole; k += LANES) sum += load(row + k) * load(at + k);
-      for (int64_t k = whole; k < key_width; ++k) sum[0] += row[k] * at[k];
-      parts[lane] = sum;
-    }
-    const Vec found = sums_of(parts);
-    if (key + LANES <= count)
-      store(to + key, found);
-    else
-      std::memcpy(to + key, &found, (count - key) * sizeof(float));
+  for (int lane = 0; lane < LANES; ++lane) {
+    const Number* at = keys_at + std::min<int64_t>(lane, count - 1) * key_width;
+    Vec sum{};
+    for (int64_t k = 0; k < whole; k += LANES) sum += load(row + k) * load(at + k);
+    for (int64_t k = whole; k < key_width; ++k) sum[0] += row[k] * at[k];
+    parts[lane] = sum;
   }
+  return sums_of(parts);
 }
 
 // The same for a width known to the compiler, whose query row stays in registers.
 template <int PARTS, typename Number>
-void score_fixed(const float* row, const Number* keys_at, int64_t count, float* to) {
+Vec score_keys(const float* row, const Number* keys_at, int64_t count) {
   Vec mine[PARTS];
   for (int part = 0; part < PARTS; ++part) mine[part] = load(row + part * LANES);
-  for (int64_t key = 0; key < count; key += LANES) {
-    Vec parts[LANES];
+  Vec parts[LANES];
 #pragma GCC unroll 16
-    for (int lane = 0; lane < LANES; ++lane) {
-      const Number* at = keys_at + std::min<int64_t>(key + lane, count - 1) * (PARTS * LANES);
-      Vec sum = mine[0] * load(at);
+  for (int lane = 0; lane < LANES; ++lane) {
+    const Number* at = keys_at + std::min<int64_t>(lane, count - 1) * (PARTS * LANES);
+    Vec sum = mine[0] * load(at);
 #pragma GCC unroll 8
-      for (int part = 1; part < PARTS; ++part) sum += mine[part] * load(at + part * LANES);
-      parts[lane] = sum;
-    }
-    const Vec found = sums_of(parts);
-    if (key + LANES <= count)
-      store(to + key, found);
-    else
-      std::memcpy(to + key, &found, (count - key) * sizeof(float));
+    for (int part = 1; part < PARTS; ++part) sum += mine[part] * load(at + part * LANES);
+    parts[lane] = sum;
   }
+  return sums_of(parts);
 }
 
+// Scores of the rows [queries, key_width] against the `count` keys of a run that begins at keys_at; those of one
+// row lie `stride` behind those of the last. Some keys at a time, which stay in the first cache for all rows.
 template <typename Number>
-void score_run(const float* row, const Number* keys_at, int64_t count, int64_t key_width, float* to) {
-  if (key_width == 64)
-    score_fixed<64 / LANES>(row, keys_at, count, to);
-  else if (key_width == 128)
-    score_fixed<128 / LANES>(row, keys_at, count, to);
-  else
-    score(row, keys_at, count, key_width, to);
+void score_run(int64_t queries, const float* rows, const Number* keys_at, int64_t count, int64_t key_width,
+               float* to, int64_t stride) {
+  for (int64_t key = 0; key < count; key += LANES) {
+    const Number* at = keys_at + key * key_width;
+    const int64_t some = std::min<int64_t>(LANES, count - key);
+    for (int64_t q = 0; q < queries; ++q) {
+      const float* row = rows + q * key_width;
+      const Vec found = key_width == 64    ? score_keys<64 / LANES>(row, at, some)
+                        : key_width == 128 ? score_keys<128 / LANES>(row, at, some)
+                                           : score_keys(row, at, some, key_width);
+      if (some == LANES)
+        store(to + q * stride + key, found);
+      else
+        std::memcpy(to + q * stride + key, &found, some * sizeof(float));
+    }
+  }
 }
 
 // Adds weighted values of a run to PARTS vectors of each of Q queries.
