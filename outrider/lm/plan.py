@@ -92,17 +92,21 @@ class PackedRows:
         self.is_chain = depths == list(range(len(depths)))
         self.positions = [table.length + depth for depth in depths[kept:]]
 
-    def ancestor_bits(self, width: int, since: int = 0) -> NDArray[np.uint8]:
-        """Which nodes from ``since`` on each row may see (ancestors and itself), uint8 ``[rows, width]``.
+    def ancestor_bytes(self, width: int, since: int = 0) -> bytes:
+        """Which nodes from ``since`` on each row may see (ancestors and itself), ``width`` bytes a row.
 
-        Bit ``j % 8`` of byte ``j // 8`` is node ``since + j``; ``width`` bytes hold at least all of them.
+        Bit ``j % 8`` of a row's byte ``j // 8`` is node ``since + j``; ``width`` bytes hold at least all of them.
         """
         # Python's integers are bit sets of any size, and far cheaper here than a row of an array per node.
         seen = [0] * since
         for node, parent in enumerate(self.parents[since:]):
             own = 1 << node
             seen.append(seen[parent] | own if parent >= 0 else own)
-        packed = b"".join([bits.to_bytes(width, "little") for bits in seen[self.table.nodes :]])
+        return b"".join([bits.to_bytes(width, "little") for bits in seen[self.table.nodes :]])
+
+    def ancestor_bits(self, width: int, since: int = 0) -> NDArray[np.uint8]:
+        """`ancestor_bytes` as an array, uint8 ``[rows, width]``."""
+        packed = self.ancestor_bytes(width, since)
         return np.frombuffer(packed, dtype=np.uint8).reshape(-1, width)
 
     def ancestors(self) -> NDArray[np.uint8]:

@@ -49,15 +49,12 @@ class TargetPass:
     """The rows of each part, as the target takes them."""
     rows: int
     """Number of input tokens of all parts."""
+    nodes: int
+    """Number of drafted nodes and scouts among the rows."""
     depth: float
     """Number of cached positions that a row attends over, on average."""
     report: StepReport | None
     """To be published as the forward begins; None where it was published before a wait for drafts."""
-
-    @property
-    def nodes(self) -> int:
-        """Number of drafted nodes and scouts among the rows."""
-        return sum(len(rows.tree) + len(rows.scouts.tokens) for _, rows in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,9 +358,11 @@ class EngineCore:
 
     def _pass(self, parts: list[Part], report: StepReport | None) -> TargetPass:
         sequences = [self.kv.sequence_rows(session, step_rows) for session, step_rows in parts]
-        rows = sum(len(sequence.tokens) for sequence in sequences)
-        depth = sum(len(sequence.tokens) * sequence.table.length for sequence in sequences) / rows
-        self._computing = TargetPass(parts, sequences, rows, depth, report)
+        counts = [len(sequence.tokens) for sequence in sequences]
+        rows = sum(counts)
+        nodes = rows - sum([len(step_rows.chain) for _, step_rows in parts])
+        depth = sum([count * each.table.length for count, each in zip(counts, sequences, strict=True)]) / rows
+        self._computing = TargetPass(parts, sequences, rows, nodes, depth, report)
         return self._computing
 
     def _go_on_waiting(self, wait: _Wait, now_s: float) -> TargetPass | AwaitDrafts | Idle:

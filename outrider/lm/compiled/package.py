@@ -5,6 +5,7 @@ place, and the panels of linear layers, which all packages of a model could shar
 """
 
 import json
+from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -85,12 +86,17 @@ class CompiledRunner:
             self._slots = self._pool.slots
         found = self._package.run(
             [
-                torch.tensor([ids], dtype=torch.int64),
-                torch.tensor([plan.positions()], dtype=torch.int64),
+                _words(ids)[None],
+                _words(plan.positions())[None],
                 # A graph has no empty results: a pass that wants no row computes the first one's logits.
-                torch.tensor(wanted or [0], dtype=torch.int64),
+                _words(wanted or [0]),
                 step_block(plan.rows, self._planes),
             ],
             self.threads.of(len(ids)),
         )
         return Computed(found[0][: len(wanted)], found[1] if len(found) > 1 else None, None)
+
+
+def _words(numbers: Sequence[int]) -> torch.Tensor:
+    """The numbers as int64 ``[n]``; an array gets there in half of the time that torch takes for a list."""
+    return torch.frombuffer(array("q", numbers), dtype=torch.int64)

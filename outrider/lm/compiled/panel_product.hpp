@@ -159,12 +159,22 @@ void multiply_panel(const Product& of, const typename Format::Element* panel, in
       sums[r][0] *= load(of.scales + first);
       sums[r][1] *= load(of.scales + first + LANES);
     }
+    float* to = of.out + (row + r) * of.outputs + first;
+    if (columns == PANEL) {
+      if (of.bias != nullptr) {
+        sums[r][0] += load(of.bias + first);
+        sums[r][1] += load(of.bias + first + LANES);
+      }
+      store(to, sums[r][0]);
+      store(to + LANES, sums[r][1]);
+      continue;
+    }
     float whole[PANEL];
     store(whole, sums[r][0]);
     store(whole + LANES, sums[r][1]);
     if (of.bias != nullptr)
       for (int64_t column = 0; column < columns; ++column) whole[column] += of.bias[first + column];
-    std::memcpy(of.out + (row + r) * of.outputs + first, whole, columns * sizeof(float));
+    std::memcpy(to, whole, columns * sizeof(float));
   }
 }
 

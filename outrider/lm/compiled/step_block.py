@@ -11,6 +11,7 @@ A run is two words, its first slot and the slot behind its last. A mask has a bi
 sees. `kernels.cpp` reads the same layout. Pure but for addresses.
 """
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,20 +45,18 @@ def step_block(rows: Sequence[PackedRows], planes: list[int]) -> torch.Tensor:
     at_sessions = at_planes + len(planes)
     sessions: list[int] = []
     depths_at: list[int] = []
-    rest: list[int] = []
+    rest = array("q")
     at_rest = at_sessions + _SESSION * count
     for each in rows:
         nodes = len(each.parents)
         runs = each.table.all_runs
         words = -(-nodes // _MASK_BITS)
-        masks = each.ancestor_bits(8 * words).view("<i8").ravel().tolist()
         depths_at.append(at_rest + len(rest))
-        rest += each.depths
+        rest.extend(each.depths)
         sessions += (each.low, each.high, each.table.length, nodes, at_rest + len(rest), len(runs))
         for run in runs:
-            rest += run
+            rest.extend(run)
         sessions += (at_rest + len(rest), words)
-        rest += masks
-    return torch.tensor(
-        [count, at_planes, at_sessions, *depths_at, *planes, *sessions, *rest], dtype=torch.int64
-    )
+        rest.frombytes(each.ancestor_bytes(8 * words))
+    words_before = array("q", [count, at_planes, at_sessions, *depths_at, *planes, *sessions])
+    return torch.frombuffer(words_before + rest, dtype=torch.int64)

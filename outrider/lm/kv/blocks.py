@@ -68,6 +68,12 @@ class BlockAllocator:
             self._holders[block] -= 1
             self.free += not self._holders[block]
 
+    def is_free_behind(self, after: int | None, count: int) -> bool:
+        """Whether the ``count`` blocks behind block ``after`` are free; there are none behind None."""
+        if after is None or after + count >= self.capacity:
+            return False
+        return not self._holders[after + 1 : after + 1 + count].any()
+
     def longest_run(self) -> int:
         """Length of the longest run of free blocks, in blocks."""
         return self._longest_run()[1] if self.free else 0

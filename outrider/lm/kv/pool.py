@@ -214,7 +214,8 @@ class SlotPool:
                 f"{self.max_blocks} are free",
                 retry_after_s=_RETRY_AFTER_S,
             )
-        if self.blocks.capacity < self.max_blocks and self.blocks.longest_run() < max(count, room):
+        may_grow = self.blocks.capacity < self.max_blocks and not self.blocks.is_free_behind(after, count)
+        if may_grow and self.blocks.longest_run() < max(count, room):
             self.grow(min(max(2 * self.blocks.capacity, count), self.max_blocks))
         taken = self.blocks.take(count, after, room)
         while taken is None:
