@@ -95,7 +95,7 @@ class PackedRows:
     def ancestor_bytes(self, width: int, since: int = 0) -> bytes:
         """Which nodes from ``since`` on each row may see (ancestors and itself), ``width`` bytes a row.
 
-        Bit ``j % 8`` of a row's byte ``j // 8`` is node ``since + j``; ``width`` bytes hold at least all of them.
+        Bit ``j % 8`` of a row's byte ``j // 8`` is node ``since + j``; ``width`` bytes hold all of them.
         """
         # Python's integers are bit sets of any size, and far cheaper here than a row of an array per node.
         seen = [0] * since

@@ -12,6 +12,7 @@ namespace {
 
 constexpr int64_t LEFT = -1;       // the rule has to decide
 constexpr int BLOCK = 4 * LANES;   // ids that are looked at together
+constexpr int64_t STRETCH = 8 * BLOCK;  // ids whose highest logit is kept, to pass over them
 constexpr int TRIES = 64;          // ids that cuts may drop before the row is left to the rule
 constexpr int64_t MOST_TOP = 4096;  // largest top-k
 constexpr uint32_t LEADS = 1 << 16;
@@ -89,20 +90,7 @@ class Search {
 
   // The id ranked first; false where a score is not a number.
   bool find_best() {
-    Vec most = all(-std::numeric_limits<float>::infinity());
-    Lanes bad = {};
-    int64_t id = 0;
-    for (; id + LANES <= row_.width; id += LANES) {
-      const Vec x = load(logits_ + id);
-      most = x > most ? x : most;
-      bad |= x != x;
-    }
-    bool broken = any(bad);
-    for (int lane = 0; lane < LANES; ++lane) highest_ = std::max(highest_, most[lane]);
-    for (; id < row_.width; ++id) {
-      broken |= std::isnan(logits_[id]);
-      highest_ = std::max(highest_, logits_[id]);
-    }
+    bool broken = find_maxima();
     best_ = {row_.width, -INF};
     if (highest_ > -INF) {
       const int64_t first = first_of(highest_);
@@ -115,8 +103,34 @@ class Search {
     return !broken;
   }
 
+  // Finds the highest logit of every stretch of ids and of all; whether a logit is not a number.
+  bool find_maxima() {
+    Lanes bad = {};
+    bool broken = false;
+    maxima_.reserve(row_.width / STRETCH + 1);
+    for (int64_t begin = 0; begin < row_.width; begin += STRETCH) {
+      const int64_t end = std::min(begin + STRETCH, row_.width);
+      Vec most = all(-std::numeric_limits<float>::infinity());
+      int64_t id = begin;
+      for (; id + LANES <= end; id += LANES) {
+        const Vec x = load(logits_ + id);
+        most = x > most ? x : most;
+        bad |= x != x;
+      }
+      float highest = most[0];
+      for (int lane = 1; lane < LANES; ++lane) highest = std::max(highest, most[lane]);
+      for (; id < end; ++id) {
+        broken |= std::isnan(logits_[id]);
+        highest = std::max(highest, logits_[id]);
+      }
+      maxima_.push_back(highest);
+      highest_ = std::max(highest_, highest);
+    }
+    return broken || any(bad);
+  }
+
   int64_t first_of(float logit) const {
-    int64_t id = 0;
+    int64_t id = STRETCH * (std::find(maxima_.begin(), maxima_.end(), logit) - maxima_.begin());
     while (id + LANES <= row_.width && !any(load(logits_ + id) == logit)) id += LANES;
     while (logits_[id] != logit) ++id;
     return id;
@@ -218,8 +232,17 @@ class Search {
   // Calls `with(id)` for each id whose logit reaches `level`, ascending.
   template <typename With>
   void at_least(float level, With with) const {
-    int64_t id = 0;
-    for (; id + BLOCK <= row_.width; id += BLOCK) {
+    for (size_t stretch = 0; stretch < maxima_.size(); ++stretch)
+      if (maxima_[stretch] >= level) {
+        const int64_t begin = STRETCH * (int64_t)stretch;
+        at_least(level, begin, std::min(begin + STRETCH, row_.width), with);
+      }
+  }
+
+  template <typename With>
+  void at_least(float level, int64_t begin, int64_t end, With with) const {
+    int64_t id = begin;
+    for (; id + BLOCK <= end; id += BLOCK) {
       Lanes parts[BLOCK / LANES], some = {};
       for (int part = 0; part < BLOCK / LANES; ++part)
         some |= parts[part] = load(logits_ + id + part * LANES) >= level;
@@ -229,7 +252,7 @@ class Search {
           for (int64_t at = id + part * LANES; at < id + (part + 1) * LANES; ++at)
             if (logits_[at] >= level) with(at);
     }
-    for (; id < row_.width; ++id)
+    for (; id < end; ++id)
       if (logits_[id] >= level) with(id);
   }
 
@@ -405,6 +428,7 @@ class Search {
   Scored rejected_ = {0, -INF};
   bool is_rejected_ = false;
   double least_ = -INF;  // a score + noise that an id reaches which may be kept
+  std::vector<float> maxima_;  // of logits_, by stretch
   std::vector<int64_t> strong_;
   std::vector<Contender> contenders_;
 };

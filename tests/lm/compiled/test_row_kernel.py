@@ -16,7 +16,7 @@ from outrider.compiling.toolchain import find_compiler
 from outrider.lm.compiled.row_kernel import RowKernel, check_kernel, use_row_kernel
 from speculative.acceptance.path_match import path_match
 from speculative.batch_choice import RowChoice, sample_rows
-from speculative.choice import ChoiceCounts
+from speculative.choice import ChoiceCounts, choose_token
 from speculative.digest import HostDigest
 from speculative.grammar import ForcedToken
 from speculative.history import History
@@ -180,6 +180,21 @@ def test_equal_scores_are_chosen_as_by_the_rule_or_left(kernel: RowKernel) -> No
         for seed in range(40):
             case = Case(row, SamplingParams(temperature=temperature), History.of([], 0), seed, seed, None)
             assert token_of(kernel, case) in (None, case.by_the_rule())
+
+
+@pytest.mark.parametrize("highest", [2.0, 0.0])
+@pytest.mark.parametrize("last", [511, 512, 1299])
+def test_the_first_of_equal_highest_logits_wins_however_far_apart_they_lie(
+    kernel: RowKernel, last: int, highest: float
+) -> None:
+    row = np.full(1300, -50, np.float32)
+    row[300], row[last], row[7] = highest, highest, -0.0 if highest == 0 else -1
+    params = SamplingParams(temperature=0.0, repetition_penalty=1.5)
+    choice = RowChoice(HostDigest(row), params, History.of([last], 1), None, None)
+
+    (token,) = kernel.tokens([choice])
+
+    assert token == choose_token(*choice) == (7 if highest == 0 else 300)
 
 
 def test_trees_are_walked_with_the_kernel_as_without(cache: Path) -> None:
