@@ -45,6 +45,10 @@ def source_figures(settings: argparse.Namespace) -> dict[str, Any]:
         ]
         for cell in cells[: len(settings.temperatures)]:
             cell.warm_up()
+        for number in range(settings.warm_ups):
+            for cell in cells:
+                cell.repeat(number, is_last=number == settings.warm_ups - 1)
+                cell.forget()
         for number in range(settings.repeats):
             for cell in cells:
                 cell.repeat(number, is_last=number == settings.repeats - 1)
@@ -119,6 +123,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=3, help="requests of each set, at most")
     parser.add_argument("--tokens", type=int, default=48, help="most tokens of an answer")
     parser.add_argument("--repeats", type=int, default=2, help="repeats of every arm on every request")
+    parser.add_argument(
+        "--warm-up",
+        dest="warm_ups",
+        type=int,
+        default=0,
+        help="repeats before those that count, in which the services learn what their sources are worth",
+    )
     parser.add_argument("--passes", default="eager", help="passes of the target, as in `outrider up`")
     parser.add_argument("--tree-prompts", type=int, default=4, help="prompts that trees are compared on")
     parser.add_argument(

@@ -127,6 +127,10 @@ class SourceRuns:
         for arm in (*self._arms.values(), *self._without.values()):
             self._ask(arm, 0)
 
+    def forget(self) -> None:
+        """Forgets all runs so far; the services keep what they have learnt."""
+        self.cell = CellRuns()
+
     def repeat(self, number: int, *, is_last: bool) -> None:
         """Runs every arm on every request once more, in alternating order (ABBA).
 

@@ -14,6 +14,18 @@ def test_growth_goes_on_where_the_last_block_lies() -> None:
     assert blocks.take(2, after=first[-1]) == [first[-1] + 1, first[-1] + 2]
 
 
+def test_blocks_behind_one_are_free_if_there_are_as_many_and_none_has_a_holder() -> None:
+    blocks = BlockAllocator(8)
+    held = blocks.take(8)
+    assert held is not None
+    blocks.give([3, 4, 6, 7])
+    assert blocks.is_free_behind(2, 2)
+    assert not blocks.is_free_behind(2, 3)
+    assert blocks.is_free_behind(5, 2)
+    assert not blocks.is_free_behind(5, 3)
+    assert not blocks.is_free_behind(None, 1)
+
+
 def test_sessions_that_begin_apart_can_both_grow() -> None:
     blocks = BlockAllocator(64)
     one, two = blocks.take(1), blocks.take(1)

@@ -107,6 +107,16 @@ def test_who_can_evict_is_asked_before_anything_is_refused() -> None:
     pool.check_integrity([table.blocks])
 
 
+def test_storage_does_not_grow_for_a_session_that_goes_on_where_its_last_block_lies() -> None:
+    pool = SlotPool(LAYOUT, max_slots=64 * BLOCK, initial_slots=4 * BLOCK)
+    table = SlotTable(pool, room=4 * BLOCK)
+    table.reserve(1)
+    for count in (2, 3, 4):
+        table.reserve(count * BLOCK)
+        assert pool.blocks.capacity == 4
+    assert len(table.runs(0, 4 * BLOCK)) == 1
+
+
 def test_storage_grows_rather_than_lay_a_session_out_in_pieces() -> None:
     pool = SlotPool(LAYOUT, max_slots=64 * BLOCK, initial_slots=4 * BLOCK)
     first = SlotTable(pool)

@@ -164,6 +164,11 @@ class KVCache:
         """The block that holds this position of a session."""
         return self._held[session.handle].table.blocks[position // BLOCK]
 
+    def blocks(self, session: Session) -> Sequence[int]:
+        """The blocks that a session holds, in order of position; none without memory."""
+        held = self._held.get(session.handle)
+        return () if held is None else held.table.blocks
+
     def keep_rows(self, session: Session, path: Sequence[int]) -> None:
         """Keeps these rows of the last pass, which are committed now, and frees the others."""
         held = self._held[session.handle]

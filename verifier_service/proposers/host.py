@@ -16,7 +16,6 @@ from outrider.lm.kv.pool import SlotPool
 from outrider.wire.status import peer_text
 from speculative.draft import Draft
 from speculative.errors import MalformedDraft
-from speculative.tree import ROOT
 from verifier_service.engine.draft_budget import StepYield
 from verifier_service.engine.session import Session
 from verifier_service.engine.session_pool import SessionPool
@@ -25,10 +24,10 @@ from verifier_service.proposers.batched import (
     BatchedProposer,
     DraftAsk,
     DraftLevel,
-    ScoutAsk,
     SeenPass,
     all_needs,
 )
+from verifier_service.proposers.growing import GrowingDraft
 from verifier_service.proposers.planes.filling import PlaneFilling
 from verifier_service.proposers.planes.held_passes import Seen, ShownPasses
 from verifier_service.proposers.planes.proposer_planes import ProposerPlanes
@@ -71,6 +70,20 @@ class _Hosted:
     looks_away: bool = False
     """Whether the proposer is shown nothing of this step. One with planes is shown all: it fills blocks."""
 
+    def rests(self, ready: Sequence[Session]) -> bool:
+        """Whether the proposer will not draft for these sessions, as far as is known before the plan."""
+        naming = self.naming(ready)
+        return not naming or self.prices.rests(all(session.greedy for session in naming))
+
+    def sits_out(self, ready: Sequence[Session], is_whole: Callable[[Session], bool]) -> bool:
+        """Whether the proposer rests for long, or after such a rest finds no session that is whole."""
+        naming = self.naming(ready)
+        return self.prices.rests_long or (bool(naming) and not any(map(is_whole, naming)))
+
+    def naming(self, ready: Sequence[Session]) -> list[Session]:
+        """The sessions that use the proposer."""
+        return [session for session in ready if self.name in session.sources.batched]
+
     def is_slow(self, took_s: float) -> bool:
         """Counts a call; returns whether too many of the last calls were slow."""
         self.calls += 1
@@ -78,43 +91,6 @@ class _Hosted:
             return False
         self.slow_calls.append(self.calls)
         return len(self.slow_calls) == SLOW_CALLS and self.calls - self.slow_calls[0] < JUDGED_CALLS
-
-
-@dataclass(slots=True)
-class _Growing:
-    """The draft of one session so far."""
-
-    row_worth: float
-    """Tokens that the step yields in the time of one more row."""
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    survival: list[float] = field(default_factory=list)
-    worth: list[float] = field(default_factory=list)
-    """Calibrated survival of each node."""
-    scouts: ScoutAsk | None = None
-
-    def add(self, level: DraftLevel, session: Session, source_index: int) -> float:
-        """Adds a level; returns the tokens that its nodes and scouts gain, net of their rows."""
-        if not len(level.tokens) == len(level.parents) == len(level.survival):
-            raise MalformedDraft("a level's tokens, parents and survivals differ in number")
-        first = len(self.tokens)
-        self.tokens += [int(token) for token in level.tokens]
-        self.parents += [int(parent) for parent in level.parents]
-        self.survival += [float(survival) for survival in level.survival]
-        self.scouts = level.scouts or self.scouts
-        for node in range(first, len(self.tokens)):
-            parent = self.parents[node]
-            if not ROOT <= parent < node:
-                raise MalformedDraft(f"draft node {node} has parent {parent}; a parent precedes its child")
-            above, known = (1.0, 1.0) if parent == ROOT else (self.survival[parent], self.worth[parent])
-            given = min(1.0, self.survival[node] / above) if above > 0 else 0.0
-            self.worth.append(known * session.sources.calibrator.worth(source_index, given))
-        scouts = level.scouts.worth if level.scouts else ()
-        return sum(map(self.net, self.worth[first:])) + sum(map(self.net, scouts))
-
-    def net(self, worth: float) -> float:
-        """What a node or scout gains beyond the worth of its row; without a gain the step leaves it out."""
-        return max(0.0, worth - self.row_worth)
 
 
 class ProposerHost:
@@ -184,8 +160,10 @@ class ProposerHost:
         is_quiet = self._quiet.begin_step(is_same=present == self._present)
         live = self._live
         if self._filling is not None:
-            may_hold = is_quiet or all(self._rests(hosted, ready) for hosted in self._live_with_planes)
-            self._filling.begin(ready, may_hold)
+            with_planes, is_whole = self._live_with_planes, self._filling.is_whole
+            may_hold = is_quiet or all(hosted.rests(ready) for hosted in with_planes)
+            may_skip = all(hosted.sits_out(ready, is_whole) for hosted in with_planes)
+            self._filling.begin(ready, may_hold, may_skip)
         if is_quiet:
             return
         for hosted in live:
@@ -202,11 +180,6 @@ class ProposerHost:
                         hosted.proposer.close(handle)
                 for session in ready:
                     self._meet(hosted, session)
-
-    def _rests(self, hosted: _Hosted, ready: Sequence[Session]) -> bool:
-        """Whether the proposer will not draft for these sessions, as far as is known before the plan."""
-        naming = [session for session in ready if hosted.name in session.sources.batched]
-        return not naming or hosted.prices.rests(all(session.greedy for session in naming))
 
     def rest_on(self, drafting: int) -> bool:
         """Whether a step asks no proposer because all rest on; counts the step.
@@ -228,7 +201,7 @@ class ProposerHost:
         greedy = all(session.greedy for session in ready)
         awake, resting = [], []
         for hosted in self._live:
-            sessions = [hosted.name in session.sources.batched for session in ready].count(True)
+            sessions = len(hosted.naming(ready))
             if not sessions:
                 continue
             price = hosted.prices.of(greedy)
@@ -250,9 +223,8 @@ class ProposerHost:
         for hosted, price in sorted(awake, key=lambda each: -each[1].gain_per_ms(len(ready))):
             asked = [
                 session
-                for session in ready
-                if hosted.name in session.sources.batched
-                and hosted.sessions.get(session.handle) is session
+                for session in hosted.naming(ready)
+                if hosted.sessions.get(session.handle) is session
                 and (hosted.planes is None or self._feature(session) is not None)
             ]
             if not asked:
@@ -265,7 +237,7 @@ class ProposerHost:
             is_trying |= is_tried
             self._step.append((price, len(asked), begins))
             if begins:
-                growing = [_Growing(expected.row_worth) for _ in asked]
+                growing = [GrowingDraft(expected.row_worth) for _ in asked]
                 self._grow(hosted, price, asked, growing, expected.tokens_per_ms)
                 self._offer(hosted, asked, growing)
 
@@ -351,7 +323,7 @@ class ProposerHost:
         hosted: _Hosted,
         price: ProposerPrice,
         asked: Sequence[Session],
-        growing: Sequence[_Growing],
+        growing: Sequence[GrowingDraft],
         tokens_per_ms: float,
     ) -> None:
         """Grows the drafts of these sessions as deep as they pay; what was grown before a fault counts."""
@@ -376,7 +348,7 @@ class ProposerHost:
         hosted: _Hosted,
         found: Sequence[DraftLevel | None],
         asked: Sequence[Session],
-        growing: Sequence[_Growing],
+        growing: Sequence[GrowingDraft],
     ) -> float:
         """Adds one level to the drafts; returns the tokens it gains over all sessions, net of its rows."""
         if found and len(found) != len(asked):
@@ -387,7 +359,7 @@ class ProposerHost:
             if level is not None
         )
 
-    def _offer(self, hosted: _Hosted, asked: Sequence[Session], growing: Sequence[_Growing]) -> None:
+    def _offer(self, hosted: _Hosted, asked: Sequence[Session], growing: Sequence[GrowingDraft]) -> None:
         with _Call(self, hosted):
             for session, draft in zip(asked, growing, strict=True):
                 if draft.tokens:

@@ -115,6 +115,11 @@ class ProposerPrice:
         return self._trials.rest
 
     @property
+    def rests_long(self) -> bool:
+        """Whether the proposer rests because trial after trial has failed."""
+        return self._trials.rest > 0 and self._trials.next_rest == _LONGEST_REST
+
+    @property
     def is_tried(self) -> bool:
         """Whether the proposer would be asked next to find out whether it pays."""
         return not self._trials.rest and self._trials.left > 0
@@ -201,6 +206,11 @@ class ProposerPrices:
         """Whether the proposer is left out of steps of this kind."""
         price = self._known.get("greedy" if greedy else "sampled")
         return price is not None and price.rests
+
+    @property
+    def rests_long(self) -> bool:
+        """Whether trial after trial has failed, for all kinds of steps that there were."""
+        return bool(self._known) and all(price.rests_long for price in self._known.values())
 
     @property
     def resting(self) -> dict[str, bool]:

@@ -120,7 +120,7 @@ class SlotPool:
         """Called with the number of missing blocks when the pool is full; returns the number freed."""
         self.grown: Callable[[int], None] = lambda blocks: None
         """Called with the number of blocks that have storage, whenever it changes."""
-        self.copying_blocks: Callable[[], None] = lambda: None
+        self.copying_blocks: Callable[[Sequence[int], Sequence[int]], None] = lambda sources, targets: None
         """Called before blocks are copied for another session."""
         self.copied: Callable[[Sequence[int], Sequence[int]], None] = lambda sources, targets: None
         """Called with the source and the target slots of every copy."""
@@ -271,7 +271,7 @@ class SlotPool:
 
         Copies neighbouring blocks together, faster than `copy` copies slots: every session waits for it.
         """
-        self.copying_blocks()
+        self.copying_blocks(sources, targets)
         slots, into = slots_of(sources), slots_of(targets)
         if self.deferred is not None:
             self.copy(slots, into)

@@ -190,7 +190,7 @@ def test_the_first_of_equal_highest_logits_wins_however_far_apart_they_lie(
     row = np.full(1300, -50, np.float32)
     row[300], row[last], row[7] = highest, highest, -0.0 if highest == 0 else -1
     params = SamplingParams(temperature=0.0, repetition_penalty=1.5)
-    choice = RowChoice(HostDigest(row), params, History.of([last], 1), None, None)
+    choice = RowChoice(HostDigest(row), params, History.of([5], 1), None, None)
 
     (token,) = kernel.tokens([choice])
 

@@ -31,7 +31,7 @@ from verifier_service.engine.session import Session
 from verifier_service.loading import load_target
 from verifier_service.proposers import BATCHED_PROPOSERS
 from verifier_service.proposers.batched import ProposerConfig, ProposerPlan
-from verifier_service.proposers.price import ProposerPrice
+from verifier_service.proposers.price import ProposerPrice, ProposerPrices
 from verifier_service.sessions.request import SourceSet
 from verifier_service.settings import VerifierSettings
 
@@ -80,6 +80,8 @@ class Rest:
     def __init__(self, steps: int) -> None:
         self.steps = steps
         self.on: bool | None = None
+        self.is_long = False
+        """Whether trial after trial has failed, so that the head is shown nothing while it rests."""
         self._left = 0
 
     @property
@@ -97,6 +99,7 @@ def rest(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Res
     rest = Rest(request.param)
     monkeypatch.setattr(ProposerPrice, "begins", lambda _, *__: rest.begins())
     monkeypatch.setattr(ProposerPrice, "rest_left", property(lambda _: rest.left))
+    monkeypatch.setattr(ProposerPrices, "rests_long", property(lambda _: rest.is_long and rest.left > 0))
     return rest
 
 
@@ -217,6 +220,90 @@ def test_drafts_of_a_second_turn_whose_first_ended_while_the_head_rested(rest: R
     second = decoding.open((*PROMPT, 5))
     decoding.run()
     decoding.check(other, first, second)
+
+
+def rest_for_long(decoding: Decoding, rest: Rest, steps: int, *prompts: Sequence[int]) -> list[Session]:
+    """Sessions of these prompts, of which this many steps ran during a long rest that then ended."""
+    rest.on = rest.is_long = True
+    sessions = [decoding.open(prompt) for prompt in prompts]
+    decoding.driver.step()  # before, the head is shown what was held
+    written = decoding.head.written
+    for _ in range(steps - 1):
+        decoding.driver.step()
+    assert decoding.head.written == written
+    rest.on = rest.is_long = False
+    decoding.head.said.clear()
+    return sessions
+
+
+def test_after_a_long_rest_the_head_drafts_for_sessions_that_have_begun_since(rest: Rest) -> None:
+    decoding = Decoding()
+    before = decoding.open(PROMPT, 2 * NEW)
+    for _ in range(4):
+        decoding.driver.step()
+    (during,) = rest_for_long(decoding, rest, 3, PROMPT[::-1])
+    for _ in range(3):
+        decoding.driver.step()
+    assert not decoding.head.said, "no session is whole"
+    since = decoding.open((7, *PROMPT))
+    decoding.run()
+    assert {ids[: len(PROMPT) + 1] for ids, _ in decoding.head.said} == {(7, *PROMPT)}
+    decoding.check(before, during, since)
+
+
+@pytest.mark.parametrize("blocks", [256, 14], ids=["copied", "shared"])
+def test_behind_a_prefix_that_was_computed_during_a_long_rest_there_are_no_drafts(
+    blocks: int, rest: Rest
+) -> None:
+    decoding = Decoding(target(blocks))
+    (during,) = rest_for_long(decoding, rest, 4, PROMPT)
+    behind = decoding.open((*PROMPT, 5))
+    decoding.run()
+    assert decoding.driver.core.kv.prefixes.counts.hit == len(PROMPT)
+    assert not decoding.head.said
+    other = decoding.open(PROMPT[::-1])
+    decoding.run()
+    decoding.check(during, behind, other)
+
+
+def test_a_prefix_that_was_filled_before_a_long_rest_is_drafted_behind_afterwards(rest: Rest) -> None:
+    decoding = Decoding()
+    before = decoding.open(PROMPT, 2)
+    decoding.run()
+    (during,) = rest_for_long(decoding, rest, 4, PROMPT[::-1])
+    behind = decoding.open((*PROMPT, 5))
+    decoding.run()
+    assert decoding.driver.core.kv.prefixes.counts.hit == len(PROMPT)
+    decoding.check(before, during, behind)
+
+
+def test_blocks_of_a_long_rest_are_filled_by_the_sessions_that_get_them_next(rest: Rest) -> None:
+    decoding = Decoding(target(blocks=6), reuse_prefixes=False)
+    (during,) = rest_for_long(decoding, rest, 4, PROMPT)
+    decoding.run()
+    for _ in range(2):
+        again = decoding.open(PROMPT)
+        decoding.run()
+        decoding.check(during, again)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("blocks", [256, 16])
+def test_drafts_are_a_fresh_sessions_however_the_head_rests(seed: int, blocks: int, rest: Rest) -> None:
+    dice = random.Random(seed)
+    decoding = Decoding(target(blocks), prefill_chunk=9)
+    sessions: list[Session] = []
+    for _ in range(60):
+        if dice.random() < 0.15 and len(sessions) < 9:
+            prompt = (*PROMPT[: dice.choice([3, BLOCK, 2 * BLOCK])], len(sessions))
+            sessions.append(decoding.open(prompt, dice.randrange(4, NEW), SAMPLED, seed))
+        if dice.random() < 0.15:
+            rest.on, rest.is_long = dice.choice([(True, True), (True, False), (False, False), (None, False)])
+        decoding.driver.step()
+    rest.on, rest.is_long = None, False
+    sessions.append(decoding.open(PROMPT[::-1]))
+    decoding.run()
+    decoding.check(*sessions)
 
 
 def test_drafts_of_a_second_turn_and_of_a_session_that_found_all_but_its_last_id() -> None:

@@ -106,6 +106,28 @@ def test_one_that_rests_says_so_and_one_that_is_tried_does_not() -> None:
     assert not price.rests
 
 
+def test_only_rests_of_512_steps_and_more_are_long_and_only_until_they_end() -> None:
+    price = taught((10.0, 0.1))
+    long = [price.rests_long for _ in range(5000) if not price.begins(1, 0.1)]
+    assert long[:496] == [False] * 496, "rests of 16 to 256 steps"
+    assert all(long[502:1000])
+    while not price.begins(1, 0.1):
+        pass
+    assert not price.rests_long
+
+
+def test_a_proposer_rests_for_long_if_it_does_for_every_kind_of_step_that_there_was() -> None:
+    prices = ProposerPrices()
+    assert not prices.rests_long
+    for greedy in (True, False):
+        price = prices.of(greedy)
+        assert not prices.rests_long
+        price.computed(0, 10.0, 0.1, sessions=1)
+        while not price.rests_long:
+            price.begins(1, 0.1)
+        assert prices.rests_long
+
+
 def test_one_that_pays_again_is_asked_in_every_step() -> None:
     price = taught((10.0, 0.1))
     begun(price, 40, tokens_per_ms=0.1)

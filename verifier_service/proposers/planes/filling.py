@@ -1,13 +1,19 @@
-"""Has the proposers with planes fill the slots that passes commit: at once, or several passes together."""
+"""Has the proposers with planes fill the slots that passes commit: at once, several passes together, or not.
+
+While proposers rest for long, nobody fills slots. The blocks of such passes are noted, and no proposer drafts
+for a session that has one of them. So after the rest proposers draft for sessions that have begun since.
+"""
 
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from outrider.lm.kv.blocks import BLOCK
 from verifier_service.engine.session import Session
 from verifier_service.engine.session_pool import SessionPool
 from verifier_service.proposers.planes.held_passes import HeldPasses, Seen, ShownPasses
 from verifier_service.proposers.planes.last_features import LastFeatures, RowsKept
+from verifier_service.proposers.planes.proposer_planes import slots_of_runs
 
 Show = Callable[[ShownPasses], None]
 
@@ -24,32 +30,46 @@ class PlaneFilling:
     def __init__(self, sessions: SessionPool, layers: int, show: Show) -> None:
         self._sessions = sessions
         self._pool = sessions.kv.pool
-        self._pool.copying_blocks = self.catch_up  # what is copied has to be filled
+        self._pool.copying_blocks = self._copying
         self._last = LastFeatures(self._pool, layers)
         self._show = show
         self._held = HeldPasses()
         self._holds = False
+        self._skips = False
+        self._unfilled: set[int] = set()
+        """Blocks with committed positions whose slots no proposer has filled."""
+        self._left_out: set[int] = set()
+        """Sessions of the pass that have such blocks, by handle: their next slots stay unfilled as well."""
 
-    def begin(self, ready: Sequence[Session], may_hold: bool) -> None:
+    def begin(self, ready: Sequence[Session], may_hold: bool, may_skip: bool = False) -> None:
         """Finds the hidden states that these sessions' next rows continue; forgets ended sessions.
 
         Call this before the proposers forget ended sessions.
 
         Args:
             may_hold: whether no proposer with planes is expected to draft: the pass may be shown later.
+            may_skip: whether none is expected to draft for these sessions at all: the pass need not be shown.
         """
-        self._holds = may_hold
+        self._holds, self._skips = may_hold, may_skip
+        if may_skip:
+            self.catch_up()
+            return
+        self._left_out = {session.handle for session in ready if not self.is_whole(session)}
         if may_hold and self._may_stay_held(ready) and len(self._last) <= len(self._sessions):
             return
         self.catch_up()
         self._last.keep_only({session.handle for session in self._sessions})
         for session in ready:
-            if not self._knows_last(session):
+            if not self._knows_last(session) and session.handle not in self._left_out:
                 block = self._sessions.kv.block(session, session.cached - 1)
                 self._last.begin(session.handle, session.cached - 1, block)
 
     def saw(self, seen: Seen, features: Tensor | None) -> None:
         """Takes what a pass did."""
+        if self._skips or self._unfilled:
+            seen = self._to_be_filled(seen)
+            if not seen:
+                return
         rows = sum(len(shown.rows) for _, shown in seen)
         if not self._held.has_room(rows):
             self.catch_up()
@@ -58,6 +78,19 @@ class PlaneFilling:
         else:
             self.catch_up()
             self._fill(ShownPasses(seen, features, 1))
+
+    def _to_be_filled(self, seen: Seen) -> Seen:
+        """The rounds whose slots get filled; notes the blocks of the others."""
+        filled = []
+        for session, shown in seen:
+            slots = slots_of_runs(shown.runs)
+            if self._skips or shown.handle in self._left_out:
+                self._unfilled.update([slot // BLOCK for slot in slots])
+            else:
+                # A session fills a block from its first slot on, and holds the block alone until then.
+                self._unfilled.difference_update([slot // BLOCK for slot in slots if slot % BLOCK == 0])
+                filled.append((session, shown))
+        return filled
 
     def catch_up(self) -> None:
         """Shows the passes that were held; nothing may read the planes before."""
@@ -68,16 +101,31 @@ class PlaneFilling:
 
     def close(self) -> None:
         """Forgets everything: no proposer with planes is left."""
-        self._pool.copying_blocks = lambda: None
+        self._pool.copying_blocks = lambda *_: None
         self._held = HeldPasses()
         self._last.keep_only(())
 
     def feature(self, session: Session) -> Tensor | None:
-        """Hidden states of the position before a session's last token; None: yet to be computed.
+        """Hidden states of the position before a session's last token; None: no proposer can draft.
 
         A session that gave its blocks up computes its positions again, whatever is known of them.
         """
-        return None if session.uncomputed > 1 else self._last.at(session.handle, len(session.ids) - 2)
+        if session.uncomputed > 1 or not self.is_whole(session):
+            return None
+        return self._last.at(session.handle, len(session.ids) - 2)
+
+    def is_whole(self, session: Session) -> bool:
+        """Whether the slots of all computed positions of a session are filled, or held to be filled."""
+        if not self._unfilled:
+            return True
+        blocks = self._sessions.kv.blocks(session)[: -(-session.cached // BLOCK)]
+        return self._unfilled.isdisjoint(blocks)
+
+    def _copying(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Prepares for a copy of blocks: what is copied has to be filled, or noted."""
+        self.catch_up()
+        for source, into in zip(sources, targets, strict=True):
+            (self._unfilled.add if source in self._unfilled else self._unfilled.discard)(into)
 
     def _fill(self, piece: ShownPasses) -> None:
         # Copies that commits put off would overwrite what is written now.
@@ -98,6 +146,8 @@ class PlaneFilling:
         if self._held.has_ended_sessions(self._sessions.get):
             return False
         for session in ready:
+            if session.handle in self._left_out:
+                continue
             end = self._held.end(session.handle)
             known = end == session.cached if end is not None else self._knows_last(session)
             if not known:
