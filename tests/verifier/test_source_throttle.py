@@ -143,18 +143,23 @@ def test_a_session_that_it_does_not_suit_leaves_the_others_alone() -> None:
     assert asked < 200
 
 
-def test_drafts_that_a_full_batch_had_no_room_for_are_tried_again_soon() -> None:
+@pytest.mark.parametrize(
+    ("batch", "expected"), [(2, [16, 32, 64, 64, 64, 64]), (1, [16, 32, 64, 128, 256, 256])]
+)
+def test_drafts_that_a_batch_had_no_room_for_are_tried_again_soon_and_those_of_a_session_alone_are_not(
+    batch: int, expected: list[int]
+) -> None:
     throttle = SourceThrottle(SourceActivity())
     rests = []
-    for _ in range(6):
+    for _ in expected:
         rest = 0
         while not throttle.resting:
-            throttle.committed(0, spared=True)
+            throttle.committed(0, spared=True, batch=batch)
         while throttle.resting:
-            throttle.committed(0)
+            throttle.committed(0, batch=batch)
             rest += 1
         rests.append(rest)
-    assert rests == [16, 32, 64, 64, 64, 64]
+    assert rests == expected
 
 
 def test_what_a_full_batch_had_no_room_for_is_tried_as_soon_as_the_batch_is_half_as_large() -> None:

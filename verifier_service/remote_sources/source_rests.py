@@ -39,8 +39,8 @@ _MOST_QUICK_REST = 1024
 _MOST_REST_MS = 5000.0
 """How long a rest of more than 256 steps may last, in milliseconds."""
 _SPARED_REST = 64
-"""The longest rest, in steps, of a source whose drafts were never admitted, or right where others were right
-as well. The rest of the former also ends when the batch has shrunk to half: drafts may pay again."""
+"""The longest rest, in steps, of a source whose drafts a batch never admitted, or that was right where others
+were, too. The rest of the former also ends when the batch has shrunk to half: drafts may pay again."""
 _SILENT = 0.25
 """What a round counts for if the source sends nothing: the source may be reading a long prompt, or have much
 to draft later on. The target pays nearly as much for such a round as for any other."""
@@ -176,7 +176,9 @@ class SourceThrottle:
             self._silent &= not heard
             weight = max(1.0, price / (1.0 + price) * _FIRST_ROUNDS / _STAKE)
             self._pay(saved / price, weight)
-            most = _SPARED_REST if spared or (right and price <= LEAST_PRICE) else self._longest_rest(pass_ms)
+            # In a step of its own a session admits what is worth its row: no smaller batch will admit more.
+            is_short = (spared and batch > 1) or (right and price <= LEAST_PRICE)
+            most = _SPARED_REST if is_short else self._longest_rest(pass_ms)
             self._spend(heard, spared, batch, weight, most)
         self._begins = False
 
