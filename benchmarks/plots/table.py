@@ -38,10 +38,13 @@ def _panel(rows: Sequence[Sequence[str]], streams: Sequence[str], which: str) ->
     columns = [column for column, name in enumerate(streams, start=1) if name == which]
     kinds = tuple(rows[0][column].partition(", ")[2] for column in columns)
     # Arms without a figure here keep their colour in every panel.
-    curves = [
-        Curve(row[0], kinds, tuple(float(row[column] or math.nan) for column in columns)) for row in rows[1:]
-    ]
+    curves = [Curve(row[0], kinds, tuple(_number(row[column]) for column in columns)) for row in rows[1:]]
     return Panel(which, "", UNIT, tuple(curves))
+
+
+def _number(cell: str) -> float:
+    """A cell's number, which may have commas between thousands; NaN where the cell is empty."""
+    return float(cell.replace(",", "") or math.nan)
 
 
 def main() -> None:
