@@ -39,7 +39,8 @@ class ProposerNeeds:
     """(heads, width) of each plane that the proposer wants in the target's pool: two for each layer of
     attention, its keys and its values. A proposer with planes needs `layers` and no `tops`; it is shown
     prompts as well, and the passes of all sessions of the worker, since any session may begin with another's
-    blocks. While it rests, several passes are shown as one: a round has the rows of all, and no tokens."""
+    blocks. While it rests, several passes are shown as one: a round has the rows of all, and no tokens.
+    While it rests for long it is shown none, and is asked for no session that has slots of these passes."""
     scout_ids: int = 0
     """Number of ids behind the vocabulary that its scouts may have; see `PackedLM.add_embeddings`."""
 
@@ -149,7 +150,7 @@ class BatchedProposer(Protocol):
         """A pass was committed; called once per pass that had a session of this proposer.
 
         A proposer without planes misses the passes of its rests, but for the last ones. One with planes is
-        shown several passes of its rests as one.
+        shown several passes of its rests as one, and none of its long rests.
         """
 
     def draft(self, asks: Sequence[DraftAsk]) -> Iterator[Sequence[DraftLevel | None]]:

@@ -68,7 +68,7 @@ class _Hosted:
     spent_s: float = 0.0
     """Seconds spent in calls to the proposer."""
     looks_away: bool = False
-    """Whether the proposer is shown nothing of this step. One with planes is shown all: it fills blocks."""
+    """Whether the proposer, which has no planes, is shown nothing of this step."""
 
     def rests(self, ready: Sequence[Session]) -> bool:
         """Whether the proposer will not draft for these sessions, as far as is known before the plan."""
@@ -78,7 +78,9 @@ class _Hosted:
     def sits_out(self, ready: Sequence[Session], is_whole: Callable[[Session], bool]) -> bool:
         """Whether the proposer rests for long, or after such a rest finds no session that is whole."""
         naming = self.naming(ready)
-        return self.prices.rests_long or (bool(naming) and not any(map(is_whole, naming)))
+        if self.prices.rests_long:
+            return not naming or self.prices.rests(all(session.greedy for session in naming))
+        return bool(naming) and not any(map(is_whole, naming))
 
     def naming(self, ready: Sequence[Session]) -> list[Session]:
         """The sessions that use the proposer."""
@@ -140,7 +142,7 @@ class ProposerHost:
 
     @property
     def has_planes(self) -> bool:
-        """Whether a proposer keeps keys and values in the pool, and so has to see every pass."""
+        """Whether a proposer keeps keys and values in the pool, whose slots passes commit."""
         return bool(self._live_with_planes)
 
     def resting(self, name: str) -> dict[str, bool]:
@@ -148,7 +150,9 @@ class ProposerHost:
 
         By the kinds of steps that there were: "greedy", "sampled".
         """
-        return self._by_name[name].prices.resting
+        hosted = self._by_name[name]
+        waits = hosted.planes is not None and self._skips_planes
+        return {sampling: rests or waits for sampling, rests in hosted.prices.resting.items()}
 
     def spent_s(self, name: str) -> float:
         """Seconds that calls to a proposer took so far."""
@@ -181,6 +185,11 @@ class ProposerHost:
                 for session in ready:
                     self._meet(hosted, session)
 
+    @property
+    def _skips_planes(self) -> bool:
+        """Whether no proposer with planes is expected to draft in this step."""
+        return self._filling is not None and self._filling.skips
+
     def rest_on(self, drafting: int) -> bool:
         """Whether a step asks no proposer because all rest on; counts the step.
 
@@ -205,6 +214,8 @@ class ProposerHost:
             if not sessions:
                 continue
             price = hosted.prices.of(greedy)
+            if not price.rests and hosted.planes is not None and self._skips_planes:
+                continue  # it waits for a session that is whole
             if not price.rests:
                 awake.append((hosted, price))
                 continue
@@ -245,7 +256,7 @@ class ProposerHost:
         """Shows the proposers what a pass did for the sessions that it told them of.
 
         A proposer that rests, and has no planes, is shown nothing until its rest is nearly over. Where all
-        proposers with planes rest, they are shown several passes in one piece.
+        proposers with planes rest, they are shown several passes in one piece, or nothing (`PlaneFilling`).
         """
         for hosted in self._live:
             if hosted.planes is None:

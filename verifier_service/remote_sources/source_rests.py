@@ -159,7 +159,8 @@ class SourceThrottle:
             saved: rounds that the source has saved; one for each committed token that no other had drafted.
             heard: whether the source had sent drafts. A silent source may still be reading a long prompt, so
                 its rounds count for less, and its rest is over as soon as it sends drafts.
-            spared: whether drafts were there, of any source, and the step admitted none of them.
+            spared: whether drafts were there, of any source, and the step admitted none of them; counts only
+                in steps of several sessions.
             batch: sessions in the step.
             step: the step's number; 0: each call is a step of its own.
             price: rounds that the source has to save for each round that it is sent. The higher the price,
@@ -176,8 +177,9 @@ class SourceThrottle:
             self._silent &= not heard
             weight = max(1.0, price / (1.0 + price) * _FIRST_ROUNDS / _STAKE)
             self._pay(saved / price, weight)
-            # In a step of its own a session admits what is worth its row: no smaller batch will admit more.
-            is_short = (spared and batch > 1) or (right and price <= LEAST_PRICE)
+            # Alone in its step, a session admits what is worth its row: no smaller batch would admit more.
+            spared = spared and batch > 1
+            is_short = spared or (right and price <= LEAST_PRICE)
             most = _SPARED_REST if is_short else self._longest_rest(pass_ms)
             self._spend(heard, spared, batch, weight, most)
         self._begins = False

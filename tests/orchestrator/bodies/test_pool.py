@@ -9,6 +9,7 @@ import threading
 import time
 from array import array
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +65,20 @@ async def pool() -> AsyncIterator[Pool]:
 
 def readers() -> set[int]:
     """Process ids of the readers among the children of this process."""
-    return {
-        int(pid)
-        for file in Path("/proc/self/task").glob("*/children")
-        for pid in file.read_text().split()
-        if MODULE.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    }
+    return {int(pid) for pid in children() if MODULE.encode() in command_of(pid).split(b"\0")}
+
+
+def children() -> list[str]:
+    """Process ids of this process' children; those of a thread that ends meanwhile move to another thread."""
+    found: list[str] = []
+    for file in Path("/proc/self/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found += file.read_text().split()
+    return found
+
+
+def command_of(pid: str) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def environment_of(pid: int) -> bytes:

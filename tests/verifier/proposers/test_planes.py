@@ -222,6 +222,12 @@ def test_drafts_of_a_second_turn_whose_first_ended_while_the_head_rested(rest: R
     decoding.check(other, first, second)
 
 
+def try_once(decoding: Decoding) -> None:
+    """A short session, by which the head has a price for greedy steps."""
+    decoding.open((9,), 3)
+    decoding.run()
+
+
 def rest_for_long(decoding: Decoding, rest: Rest, steps: int, *prompts: Sequence[int]) -> list[Session]:
     """Sessions of these prompts, of which this many steps ran during a long rest that then ended."""
     rest.on = rest.is_long = True
@@ -245,6 +251,7 @@ def test_after_a_long_rest_the_head_drafts_for_sessions_that_have_begun_since(re
     for _ in range(3):
         decoding.driver.step()
     assert not decoding.head.said, "no session is whole"
+    assert decoding.driver.core.proposers.resting("bigram") == {"greedy": True}
     since = decoding.open((7, *PROMPT))
     decoding.run()
     assert {ids[: len(PROMPT) + 1] for ids, _ in decoding.head.said} == {(7, *PROMPT)}
@@ -256,6 +263,7 @@ def test_behind_a_prefix_that_was_computed_during_a_long_rest_there_are_no_draft
     blocks: int, rest: Rest
 ) -> None:
     decoding = Decoding(target(blocks))
+    try_once(decoding)
     (during,) = rest_for_long(decoding, rest, 4, PROMPT)
     behind = decoding.open((*PROMPT, 5))
     decoding.run()
@@ -279,6 +287,7 @@ def test_a_prefix_that_was_filled_before_a_long_rest_is_drafted_behind_afterward
 
 def test_blocks_of_a_long_rest_are_filled_by_the_sessions_that_get_them_next(rest: Rest) -> None:
     decoding = Decoding(target(blocks=6), reuse_prefixes=False)
+    try_once(decoding)
     (during,) = rest_for_long(decoding, rest, 4, PROMPT)
     decoding.run()
     for _ in range(2):

@@ -1,7 +1,8 @@
 """Has the proposers with planes fill the slots that passes commit: at once, several passes together, or not.
 
 While proposers rest for long, nobody fills slots. The blocks of such passes are noted, and no proposer drafts
-for a session that has one of them. So after the rest proposers draft for sessions that have begun since.
+for a session that has one of them. So after the rest proposers draft for sessions that have begun since,
+unless their prompt begins with such blocks.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +36,8 @@ class PlaneFilling:
         self._show = show
         self._held = HeldPasses()
         self._holds = False
-        self._skips = False
+        self.skips = False
+        """Whether the pass is not shown, and its slots stay unfilled."""
         self._unfilled: set[int] = set()
         """Blocks with committed positions whose slots no proposer has filled."""
         self._left_out: set[int] = set()
@@ -50,7 +52,7 @@ class PlaneFilling:
             may_hold: whether no proposer with planes is expected to draft: the pass may be shown later.
             may_skip: whether none is expected to draft for these sessions at all: the pass need not be shown.
         """
-        self._holds, self._skips = may_hold, may_skip
+        self._holds, self.skips = may_hold, may_skip
         if may_skip:
             self.catch_up()
             return
@@ -66,7 +68,7 @@ class PlaneFilling:
 
     def saw(self, seen: Seen, features: Tensor | None) -> None:
         """Takes what a pass did."""
-        if self._skips or self._unfilled:
+        if self.skips or self._unfilled:
             seen = self._to_be_filled(seen)
             if not seen:
                 return
@@ -84,7 +86,7 @@ class PlaneFilling:
         filled = []
         for session, shown in seen:
             slots = slots_of_runs(shown.runs)
-            if self._skips or shown.handle in self._left_out:
+            if self.skips or shown.handle in self._left_out:
                 self._unfilled.update([slot // BLOCK for slot in slots])
             else:
                 # A session fills a block from its first slot on, and holds the block alone until then.

@@ -1,6 +1,6 @@
 """What passes did while the proposers with planes rest, kept to be shown to them in one piece.
 
-A proposer with planes has to fill the slots of every committed token, also while its drafts do not pay. The
+A proposer with planes fills the slots of every committed token, but not in long rests (`filling.py`). The
 slots of many passes are filled at once in little more time than those of one pass.
 """
 
