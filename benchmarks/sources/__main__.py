@@ -45,13 +45,12 @@ def source_figures(settings: argparse.Namespace) -> dict[str, Any]:
         ]
         for cell in cells[: len(settings.temperatures)]:
             cell.warm_up()
-        for number in range(settings.warm_ups):
+        for repeats in (settings.warm_ups, settings.repeats):
             for cell in cells:
-                cell.repeat(number, is_last=number == settings.warm_ups - 1)
                 cell.forget()
-        for number in range(settings.repeats):
-            for cell in cells:
-                cell.repeat(number, is_last=number == settings.repeats - 1)
+            for number in range(repeats):
+                for cell in cells:
+                    cell.repeat(number, is_last=number == repeats - 1)
     figures: dict[str, Any] = {}
     for cell in cells:
         figures.setdefault(cell.prompts.name, {})[f"{cell.temperature:g}"] = cell_figures(cell.cell)

@@ -75,12 +75,12 @@ class _Hosted:
         naming = self.naming(ready)
         return not naming or self.prices.rests(all(session.greedy for session in naming))
 
-    def sits_out(self, ready: Sequence[Session], is_whole: Callable[[Session], bool]) -> bool:
-        """Whether the proposer rests for long, or after such a rest finds no session that is whole."""
-        naming = self.naming(ready)
+    def sits_out(self, ready: Sequence[Session], is_filled: Callable[[Session], bool]) -> bool:
+        """Whether the proposer rests for long, or after a long rest finds no session that is filled."""
         if self.prices.rests_long:
-            return not naming or self.prices.rests(all(session.greedy for session in naming))
-        return bool(naming) and not any(map(is_whole, naming))
+            return self.rests(ready)
+        naming = self.naming(ready)
+        return bool(naming) and not any(map(is_filled, naming))
 
     def naming(self, ready: Sequence[Session]) -> list[Session]:
         """The sessions that use the proposer."""
@@ -164,9 +164,9 @@ class ProposerHost:
         is_quiet = self._quiet.begin_step(is_same=present == self._present)
         live = self._live
         if self._filling is not None:
-            with_planes, is_whole = self._live_with_planes, self._filling.is_whole
+            with_planes, is_filled = self._live_with_planes, self._filling.is_filled
             may_hold = is_quiet or all(hosted.rests(ready) for hosted in with_planes)
-            may_skip = all(hosted.sits_out(ready, is_whole) for hosted in with_planes)
+            may_skip = all(hosted.sits_out(ready, is_filled) for hosted in with_planes)
             self._filling.begin(ready, may_hold, may_skip)
         if is_quiet:
             return
@@ -215,7 +215,7 @@ class ProposerHost:
                 continue
             price = hosted.prices.of(greedy)
             if not price.rests and hosted.planes is not None and self._skips_planes:
-                continue  # it waits for a session that is whole
+                continue  # the proposer waits for a session that is filled
             if not price.rests:
                 awake.append((hosted, price))
                 continue

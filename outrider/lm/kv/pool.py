@@ -121,7 +121,7 @@ class SlotPool:
         self.grown: Callable[[int], None] = lambda blocks: None
         """Called with the number of blocks that have storage, whenever it changes."""
         self.copying_blocks: Callable[[Sequence[int], Sequence[int]], None] = lambda sources, targets: None
-        """Called before blocks are copied for another session."""
+        """Called with the source and the target blocks before blocks are copied for another session."""
         self.copied: Callable[[Sequence[int], Sequence[int]], None] = lambda sources, targets: None
         """Called with the source and the target slots of every copy."""
         self.deferred: dict[int, int] | None = None

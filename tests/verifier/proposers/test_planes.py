@@ -250,7 +250,7 @@ def test_after_a_long_rest_the_head_drafts_for_sessions_that_have_begun_since(re
     (during,) = rest_for_long(decoding, rest, 3, PROMPT[::-1])
     for _ in range(3):
         decoding.driver.step()
-    assert not decoding.head.said, "no session is whole"
+    assert not decoding.head.said, "no session is filled"
     assert decoding.driver.core.proposers.resting("bigram") == {"greedy": True}
     since = decoding.open((7, *PROMPT))
     decoding.run()
@@ -293,7 +293,36 @@ def test_blocks_of_a_long_rest_are_filled_by_the_sessions_that_get_them_next(res
     for _ in range(2):
         again = decoding.open(PROMPT)
         decoding.run()
+        latest = max(len(ids) for ids, _ in decoding.head.said)
+        assert latest >= len(again.ids) - DEPTH - 1, "blocks that are held and hold nothing yet do not count"
         decoding.check(during, again)
+
+
+def test_a_gap_in_a_block_that_was_filled_so_far_is_noticed(rest: Rest) -> None:
+    decoding = Decoding()
+    try_once(decoding)
+    rest_for_long(decoding, rest, 3, PROMPT[::-1])
+    session = decoding.open((7, *PROMPT))
+    for _ in range(3):
+        decoding.driver.step()
+    assert decoding.head.said
+    rest_for_long(decoding, rest, 2)
+    assert session.cached < 3 * BLOCK, "the block of the drafts"
+    decoding.driver.step()
+    assert not decoding.head.said
+
+
+def test_a_session_that_got_other_blocks_is_filled_only_if_these_are() -> None:
+    decoding = Decoding()
+    session = decoding.open(PROMPT)
+    for _ in range(3):
+        decoding.driver.step()
+    kv, filling = decoding.driver.core.kv, decoding.driver.core.proposers._filling
+    assert filling is not None
+    filling._unfilled = {100}
+    assert filling.is_filled(session)
+    kv._held[session.handle].table.blocks = [100, *kv.blocks(session)[1:]]
+    assert not filling.is_filled(session)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -40,6 +40,8 @@ class PlaneFilling:
         """Whether the pass is not shown, and its slots stay unfilled."""
         self._unfilled: set[int] = set()
         """Blocks with committed positions whose slots no proposer has filled."""
+        self._filled: dict[int, tuple[Sequence[int], int]] = {}
+        """Each session's blocks, by handle, and how many full ones are known to be filled; -1: one is not."""
         self._left_out: set[int] = set()
         """Sessions of the pass that have such blocks, by handle: their next slots stay unfilled as well."""
 
@@ -53,10 +55,13 @@ class PlaneFilling:
             may_skip: whether none is expected to draft for these sessions at all: the pass need not be shown.
         """
         self._holds, self.skips = may_hold, may_skip
+        if len(self._filled) > len(self._sessions):
+            present = {session.handle for session in self._sessions}
+            self._filled = {handle: known for handle, known in self._filled.items() if handle in present}
         if may_skip:
             self.catch_up()
             return
-        self._left_out = {session.handle for session in ready if not self.is_whole(session)}
+        self._left_out = {session.handle for session in ready if not self.is_filled(session)}
         if may_hold and self._may_stay_held(ready) and len(self._last) <= len(self._sessions):
             return
         self.catch_up()
@@ -103,7 +108,7 @@ class PlaneFilling:
 
     def close(self) -> None:
         """Forgets everything: no proposer with planes is left."""
-        self._pool.copying_blocks = lambda *_: None
+        self._pool.copying_blocks = lambda sources, targets: None
         self._held = HeldPasses()
         self._last.keep_only(())
 
@@ -112,16 +117,25 @@ class PlaneFilling:
 
         A session that gave its blocks up computes its positions again, whatever is known of them.
         """
-        if session.uncomputed > 1 or not self.is_whole(session):
+        if session.uncomputed > 1 or not self.is_filled(session):
             return None
         return self._last.at(session.handle, len(session.ids) - 2)
 
-    def is_whole(self, session: Session) -> bool:
+    def is_filled(self, session: Session) -> bool:
         """Whether the slots of all computed positions of a session are filled, or held to be filled."""
         if not self._unfilled:
             return True
-        blocks = self._sessions.kv.blocks(session)[: -(-session.cached // BLOCK)]
-        return self._unfilled.isdisjoint(blocks)
+        blocks = self._sessions.kv.blocks(session)
+        known, filled = self._filled.get(session.handle, (blocks, 0))
+        if known is not blocks:  # the session gave its blocks up, and has others now
+            filled = 0
+        if filled >= 0:
+            # Blocks that are full stay as they are, and a session with a gap keeps it: long contexts are not
+            # looked through in every step.
+            newest = blocks[filled : -(-session.cached // BLOCK)]
+            filled = session.cached // BLOCK if self._unfilled.isdisjoint(newest) else -1
+            self._filled[session.handle] = blocks, filled
+        return filled >= 0
 
     def _copying(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Prepares for a copy of blocks: what is copied has to be filled, or noted."""
