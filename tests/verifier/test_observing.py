@@ -25,8 +25,8 @@ def plain(params: SamplingParams) -> list[int]:
     return driver.generated(session)
 
 
-def listening(driver: CoreDriver, params: SamplingParams, tops: int = 4) -> Session:
-    session = driver.open(PROMPT, NEW, params, seed=3)
+def listening(driver: CoreDriver, params: SamplingParams, tops: int = 4, new: int = NEW) -> Session:
+    session = driver.open(PROMPT, new, params, seed=3)
     driver.core.apply(Sources(session.handle, FAR), driver.now)
     if tops:
         driver.core.apply(Observe(session.handle, 1, tops), driver.now)
@@ -110,9 +110,9 @@ def test_a_source_that_is_no_longer_used_is_told_nothing() -> None:
 
 def test_a_source_that_rests_costs_nothing() -> None:
     driver = CoreDriver()
-    session = listening(driver, SAMPLED)
+    session = listening(driver, SAMPLED, new=100)
     while not session.sources.resting:
-        driver.step(lambda: offer(driver, session, (1, 2), (-1, -1)))
+        assert driver.step(lambda: offer(driver, session, (1, 2), (-1, -1)))
     assert session.sources.tops == 0
     driver.step()
     assert last_observed(driver) is None

@@ -179,7 +179,7 @@ async def test_rounds_say_when_lookup_rests() -> None:
 async def test_rounds_say_which_version_of_its_weights_a_drafter_drafted_with() -> None:
     async with serving(NgramLM(24), costs=FREE_ROWS) as verifier:
         plain = (await verifier.generate([1, 2, 3], new=20)).ids
-        source = FakeSource(Oracle({(1, 2, 3): plain}, depth=1))
+        source = FakeSource(Oracle({(1, 2, 3): plain}))
         source.weights_version = 3
         async with running(source) as server:
             hold_steps_for_drafts(verifier)
