@@ -11,6 +11,7 @@ differs more between two texts than any source could change it. Each session wei
 every step against the rounds that the source saved this session (`SourceThrottle`).
 """
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median
@@ -79,7 +80,7 @@ class SourcePresence:
     """Size of the last step, and whether the source was followed."""
     _before: list[float] = field(default_factory=list)
     """ms per work of the steps before the last change."""
-    _since: list[float] = field(default_factory=list)
+    _since: deque[float] = field(default_factory=lambda: deque(maxlen=_COMPARED))
     """ms per work of the last steps since."""
     _settling: int = 0
 
@@ -120,6 +121,9 @@ class SourcePresence:
         A step without `work` or `ms` cannot be compared, and nor can steps before it with steps behind it.
         """
         kind, before = (sessions.bit_length(), followers > 0), self._kind
+        if not followers and kind == before and work > 0 < ms and not (self._before or self._settling):
+            self._since.append(ms / work)  # as below; most steps have sources that rest on
+            return
         self._kind = kind
         if followers:
             self._followers += _WEIGHT * (followers - self._followers)
@@ -130,18 +134,20 @@ class SourcePresence:
             self._sized(sessions).spells.had_source(1 if self._saved > _MUCH else _URGENCY)
         if kind != before:
             enough = kind[0] == before[0] and len(self._since) == _COMPARED
-            self._begin(self._since if enough else [])
+            self._begin([*self._since] if enough else [])
         if self._settling:
             self._settling -= 1
             return
-        self._since = [*self._since[1 - _COMPARED :], ms / work]
+        self._since.append(ms / work)
         if self._before and len(self._since) == _COMPARED:
-            sides = (self._since, self._before) if followers else (self._before, self._since)
+            since = [*self._since]
+            sides = (since, self._before) if followers else (self._before, since)
             self._sized(sessions).learn(*sides)
             self._before = []
 
     def _begin(self, before: list[float]) -> None:
-        self._before, self._since, self._settling = before, [], _SETTLING
+        self._before, self._settling = before, _SETTLING
+        self._since.clear()
 
     def _sized(self, sessions: int) -> _Comparisons:
         return self._by_size.setdefault(sessions.bit_length(), _Comparisons())
