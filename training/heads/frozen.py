@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ _TOLERANCE = 1e-2
 
 
 class HiddenStates(NamedTuple):
-    """The target's hidden states of rows of text."""
+    """The target's hidden states of rows of text, float32."""
 
     last: torch.Tensor
     """After the last norm, [rows, length, width]; the LM head reads these."""
@@ -34,6 +35,10 @@ class HiddenStates(NamedTuple):
 class FrozenTarget:
     """A target whose features are the output of its last norm.
 
+    The model computes in its own number format, while heads are trained and measured in float32. So all
+    hidden states, embeddings and logits given here are float32, those of `parts` included, and hidden states
+    taken here are converted to the model's format.
+
     Args:
         model: a causal LM in evaluation mode, without gradients.
 
@@ -42,14 +47,14 @@ class FrozenTarget:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        self.parts = TargetParts.of(model)
+        self.parts = _in_float32(TargetParts.of(model))
         self.device = model.device
         self._check()
 
     @classmethod
-    def load(cls, source: str, device: str) -> FrozenTarget:
-        """Loads a folder or id: float32 on a CPU, the checkpoint's number format elsewhere."""
-        model = load_model(source, device=device, dtype="auto")
+    def load(cls, source: str, device: str, dtype: str = "auto") -> FrozenTarget:
+        """Loads a folder or id; `auto` is float32 on a CPU, and the checkpoint's number format elsewhere."""
+        model = load_model(source, device=device, dtype=dtype)
         model.set_attn_implementation("sdpa")  # several times faster over long rows than plain attention
         return cls(model)
 
@@ -64,7 +69,25 @@ class FrozenTarget:
     def features(self, ids: torch.Tensor) -> torch.Tensor:
         """Hidden states after the last norm: ids int64 [rows, length] to [rows, length, width]."""
         hidden: torch.Tensor = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        return hidden
+        return hidden.float()
+
+    def hidden(self, embedded: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Hidden states after the last norm of rows that are embedded already, [rows, length, width].
+
+        Gradients flow through the model to the embeddings.
+
+        Args:
+            embedded: [rows, length, width].
+            mask: whether a place sees another one, bool [rows, 1, length, length].
+            positions: int64 [rows, length].
+        """
+        found: torch.Tensor = self.model.base_model(
+            inputs_embeds=embedded.to(self.model.dtype),
+            attention_mask=mask,
+            position_ids=positions,
+            use_cache=False,
+        ).last_hidden_state
+        return found.float()
 
     @torch.inference_mode()
     def states(self, ids: torch.Tensor, reads: Sequence[int]) -> HiddenStates:
@@ -86,11 +109,11 @@ class FrozenTarget:
         finally:
             for hook in hooks:
                 hook.remove()
-        return HiddenStates(last, torch.stack([kept[layer] for layer in reads], dim=2))
+        return HiddenStates(last, torch.stack([kept[layer] for layer in reads], dim=2).float())
 
     @property
     def output_weights(self) -> torch.Tensor:
-        """The LM head's matrix, [vocabulary, width]."""
+        """The LM head's matrix, [vocabulary, width], in the model's number format."""
         found = self.model.get_output_embeddings()
         assert isinstance(found, torch.nn.Module), "a causal LM has an LM head"
         weights = found.weight
@@ -101,7 +124,7 @@ class FrozenTarget:
     def _check(self) -> None:
         ids = torch.arange(_TRIAL_TOKENS, device=self.device)[None] % self.parts.shape.vocabulary_size
         own = self.model(input_ids=ids, use_cache=False).logits.float()
-        ours = self.parts.lm_head(self.features(ids)).float()
+        ours = self.parts.lm_head(self.features(ids))
         difference = float((own - ours).abs().max())
         if difference > _TOLERANCE * max(1.0, float(own.abs().max())):
             raise ModelRefused(
@@ -109,6 +132,16 @@ class FrozenTarget:
                 f"{difference:.3g} from its LM head's, applied to its last hidden state",
                 self.model.config.model_type,
             )
+
+
+def _in_float32(own: TargetParts) -> TargetParts:
+    """A target's parts for heads in float32."""
+    return replace(
+        own,
+        embed=lambda ids: own.embed(ids).float(),
+        lm_head=lambda hidden: own.lm_head(hidden.to(own.dtype)).float(),
+        dtype=torch.float32,
+    )
 
 
 def _keeper(kept: dict[int, torch.Tensor], layer: int) -> Any:

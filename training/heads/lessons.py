@@ -160,7 +160,7 @@ def _computed(target: FrozenTarget, ids: Ids, layers: Sequence[int]) -> list[npt
         with torch.autocast(target.device.type, torch.bfloat16):
             states = target.states(given, layers or (LAST,))
         wanted = states if layers else states[:1]
-        parts.append([one.float().clamp(-_MOST, _MOST).half().cpu().numpy() for one in wanted])
+        parts.append([one.clamp(-_MOST, _MOST).half().cpu().numpy() for one in wanted])
     return [np.concatenate(one) for one in zip(*parts, strict=True)]
 
 

@@ -57,12 +57,11 @@ class TrainedLookAhead(LookAheadEmbeddings):
     def _hidden(self, ids: torch.Tensor, roots: torch.Tensor) -> torch.Tensor:
         length, rows = int(roots[-1]) + 1, block_rows(roots, len(self))
         text = self._target.parts.embed(ids[:, :length])
-        added = (self.embeddings * self._scale).to(text).repeat(len(roots), 1)
-        hidden: torch.Tensor = self._target.model.base_model(
-            inputs_embeds=torch.cat([text, added.expand(len(ids), -1, -1)], dim=1),
-            attention_mask=rows.mask.expand(len(ids), -1, -1, -1),
-            position_ids=rows.positions.expand(len(ids), -1),
-            use_cache=False,
-        ).last_hidden_state
+        added = (self.embeddings * self._scale).repeat(len(roots), 1)
+        hidden = self._target.hidden(
+            torch.cat([text, added.expand(len(ids), -1, -1)], dim=1),
+            rows.mask.expand(len(ids), -1, -1, -1),
+            rows.positions.expand(len(ids), -1),
+        )
         ahead: torch.Tensor = hidden[:, length:].unflatten(1, (len(roots), len(self)))
         return ahead

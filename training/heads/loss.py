@@ -102,7 +102,7 @@ class HeadLoss:
             found = functional.cross_entropy(drafted.mT, ids[:, places + 1], reduction="none")
             return found.where(found.isfinite(), 0.0)  # the head cannot draft the text's token
         with torch.no_grad():
-            wanted = target.parts.lm_head(features[:, places]).float()
+            wanted = target.parts.lm_head(features[:, places])
         if drafted_ids is None:
             return DIVERGENCES[self.divergence](wanted, drafted)
         part = wanted[..., drafted_ids]
