@@ -31,6 +31,7 @@ from training.heads.job import distil
 from training.heads.lessons import Lessons
 from training.heads.loss import LOSSES, HeadLoss
 from training.heads.recipe import DistilOptions
+from training.heads.rows import read_text
 from training.loop import Interrupted
 
 WEIGHTS = {
@@ -202,6 +203,23 @@ def test_documents_that_nearly_copy_held_out_prompts_are_left_out(
     held.write_text(json.dumps({"prompt": TEXTS[0][:40], "continuation": TEXTS[0][40:]}) + "\n")
     distil(replace(options, held_out=held), TEXTS, quiet)
     assert "1 documents left out" in (options.out / "README.md").read_text()
+
+
+def test_past_outputs_that_nearly_copy_held_out_prompts_are_left_out(
+    options: DistilOptions, tmp_path: Path, target: Path
+) -> None:
+    table = TokenTable.from_json((target / "tokenizer.json").read_text())
+    held = tmp_path / "held.jsonl"
+    held.write_text(json.dumps({"prompt": TEXTS[0][:40], "continuation": TEXTS[0][40:]}) + "\n")
+    copied, other = list(table.encode(TEXTS[0])), list(range(80))
+    past = exported(tmp_path, target, "acme", [copied, other])
+    text = read_text(table, 299, [], (past,), held, window=32)
+    assert text.past.tolist() == [*other, 299]
+    assert (text.tenants, text.outputs_left_out) == ({"acme": 1}, 1)
+    distil(replace(options, held_out=held, past=(past,)), TEXTS[1:], quiet)
+    card = (options.out / "README.md").read_text()
+    assert "1 past outputs left out because they nearly copy held-out text" in card
+    assert "`acme` (1 past outputs that `learn` allowed)" in card
 
 
 PAIR_HEADS: dict[str, Callable[[FrozenTarget], PairHead]] = {

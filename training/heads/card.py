@@ -90,6 +90,10 @@ def _text(options: DistilOptions, text: TrainingText, result: dict[str, Any]) ->
     parts = [f"{', '.join(amounts)}, from {text.documents:,} documents in {_named(options.text)}"]
     if text.left_out:
         parts.append(f"{text.left_out:,} documents left out because they nearly copy held-out text")
+    if text.outputs_left_out:
+        parts.append(
+            f"{text.outputs_left_out:,} past outputs left out because they nearly copy held-out text"
+        )
     return "; ".join(parts)
 
 

@@ -1,4 +1,8 @@
-"""Rows of tokens to train on, from texts and from past outputs; held-out text is never among them."""
+"""Rows of tokens to train on, from texts and from past outputs, without what is held out.
+
+Documents and past outputs that nearly copy a text of a file of held-out prompts are left out, by the rule of
+`outrider.near_copies`. Without such a file, the held-out text is cut off the end of the text.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,9 @@ class TrainingText:
     left_out: int
     """Number of documents left out because they nearly copy held-out text."""
     tenants: dict[str, int] = field(default_factory=dict)
-    """Number of past outputs by tenant."""
+    """Number of past outputs trained on, by tenant."""
+    outputs_left_out: int = 0
+    """Number of past outputs left out because they nearly copy held-out text."""
 
     @property
     def digest(self) -> str:
@@ -75,9 +81,15 @@ def read_text(
             left_out += 1
         else:
             kept.append(_ended(ids, eos))
-    outputs, tenants = _past(table, past, eos)
+    outputs, tenants, outputs_left_out = _past(table, past, eos, kept_out)
     text = TrainingText(
-        _joined(kept), _joined(outputs), [prompt for prompt, _ in held], len(kept), left_out, tenants
+        _joined(kept),
+        _joined(outputs),
+        [prompt for prompt, _ in held],
+        len(kept),
+        left_out,
+        tenants,
+        outputs_left_out,
     )
     if held_out is None:
         _hold_out(text, window)
@@ -146,14 +158,20 @@ def _held_out(table: TokenTable, path: Path) -> list[tuple[Sequence[int], Sequen
     return held
 
 
-def _past(table: TokenTable, paths: Sequence[Path], eos: int) -> tuple[list[Ids], dict[str, int]]:
+def _past(
+    table: TokenTable, paths: Sequence[Path], eos: int, kept_out: KeptOut
+) -> tuple[list[Ids], dict[str, int], int]:
+    """The outputs to train on, their numbers by tenant, and the number of those that were left out."""
     outputs: list[Ids] = []
     tenants: dict[str, int] = {}
+    left_out = 0
     for path in paths:
         tenant, found = _exported(table, path)
-        outputs += [_ended(ids, eos) for ids in found]
-        tenants[tenant] = tenants.get(tenant, 0) + len(found)
-    return outputs, tenants
+        kept = [ids for ids in found if not kept_out.nearly_copied_by(ids)]
+        outputs += [_ended(ids, eos) for ids in kept]
+        tenants[tenant] = tenants.get(tenant, 0) + len(kept)
+        left_out += len(found) - len(kept)
+    return outputs, tenants, left_out
 
 
 def _exported(table: TokenTable, path: Path) -> tuple[str, list[Ids]]:
