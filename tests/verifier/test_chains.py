@@ -1,20 +1,22 @@
-"""Targets that verify chains: drafts, preemption, reuse and mates in the batch change no id."""
+"""Targets that verify chains: drafts, preemption, reuse, resumption and mates in the batch change no id."""
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_source import FakeSource, Garbage, Oracle, running
 from grpc.aio import AioRpcError
-from harness import GREEDY, Verifier, eventually, serving
+from harness import GREEDY, Answer, Verifier, eventually, serving
 
 from outrider.lm.chains.chain_lm import ChainLM
 from outrider.lm.chains.pool import ChainPool
 from outrider.lm.outcome import OutcomeWants
 from outrider.lm.runner import PackedLM
 from outrider.lm.weight_only.profile import WeightOnly
-from outrider.v1 import verifier_pb2
+from outrider.v1 import common_pb2, verifier_pb2
+from outrider.wire.codec import CommittedCode
 from speculative.errors import InvalidRequest, ModelRefused
 from speculative.params import SamplingParams
 from tests.in_time import in_time
@@ -28,6 +30,9 @@ FAMILIES = ["lfm2", *[pytest.param(name, marks=SLOW) for name in MORE]]
 NEW = 24
 PROMPTS = [(5, 17, 40), (60, 2, 33, 33, 33, 9, 20), tuple(at * 7 % VOCABULARY for at in range(40)), (11,)]
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.1)
+LONG = PROMPTS[2]
+PLAIN: dict[str, Any] = {"params": SAMPLED, "new": 50}
+DRAFTED: dict[str, Any] = {**PLAIN, "sources": [("lookup", "")]}
 Ids = dict[tuple[int, ...], list[int]]
 
 
@@ -76,6 +81,74 @@ async def test_sessions_that_give_way_and_come_back_have_the_same_ids(family: st
         answers = await asyncio.gather(*(verifier.generate(prompt, **asked) for prompt in prompts))
         assert [answer.ids for answer in answers] == expected
         assert verifier.metric("num_preemptions_total") > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_a_parked_session_goes_on_where_its_reader_comes_back(family: str) -> None:
+    async with serving(slowed(chain_lm(family)), orphan_grace_s=0.05, prefix_cache=True) as verifier:
+        whole = (await verifier.generate(LONG, **PLAIN)).ids
+        request = verifier.request(LONG, **DRAFTED)
+        got = await first_ids(verifier, request)
+        await eventually(lambda: verifier.metric("sessions_parked") == 1)
+        assert verifier.server._engine.core.kv.running_slots == 0
+        answer = await verifier.read(request, len(LONG) + len(got))
+        assert got + answer.ids == whole
+        assert answer.finished == common_pb2.FINISH_REASON_LENGTH
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_a_higher_epoch_goes_on_from_the_ids_that_were_committed(family: str) -> None:
+    async with serving(slowed(chain_lm(family)), prefix_cache=True) as verifier:
+        whole = (await verifier.generate(LONG, **PLAIN)).ids
+        old = verifier.request(LONG, session="one", **DRAFTED)
+        got = await first_ids(verifier, old)
+        assert await taken_over(verifier, old, got) == whole
+        assert (await verifier.read(old)).code == CommittedCode.TAKEN_OVER
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_a_session_that_moves_to_another_verifier_goes_on_with_the_same_ids(family: str) -> None:
+    async with serving(slowed(chain_lm(family))) as first, serving(chain_lm(family)) as second:
+        whole = (await first.generate(LONG, **PLAIN)).ids
+        request = first.request(LONG, **DRAFTED)
+        got = await first_ids(first, request)
+        assert await taken_over(second, request, got, recovered=True) == whole
+
+
+def slowed(target: ChainLM) -> ChainLM:
+    """Its passes take 10 ms at least, so that a session does not end before something happens to it."""
+    real = target.forward
+
+    def forward(sequences: Any) -> Any:
+        time.sleep(0.01)
+        return real(sequences)
+
+    target.forward = forward  # type: ignore[method-assign]
+    return target
+
+
+async def first_ids(verifier: Verifier, request: verifier_pb2.OpenRequest) -> list[int]:
+    """The first ids of a session, whose reader then leaves it while it is running."""
+    await verifier.open(request)
+    found = Answer()
+    reading = asyncio.ensure_future(verifier.read(request, into=found))
+    await eventually(lambda: len(found.ids) >= 5)
+    reading.cancel()
+    await asyncio.wait([reading])
+    in_time(not found.finished, "the session ended before its reader left")
+    return found.ids
+
+
+async def taken_over(
+    verifier: Verifier, old: verifier_pb2.OpenRequest, got: list[int], **fields: Any
+) -> list[int]:
+    """All new ids of a request that a session under a higher epoch ends, from the ids that are there on."""
+    new = verifier_pb2.OpenRequest()
+    new.CopyFrom(old)
+    new.ids.extend(got)
+    new.MergeFrom(verifier_pb2.OpenRequest(epoch=old.epoch + 1, **fields))
+    await verifier.open(new)
+    return got + (await verifier.read(new)).ids
 
 
 async def test_no_more_sessions_run_than_have_places_for_their_states() -> None:
