@@ -1,6 +1,6 @@
 """One rank of a pair: `python -m tests.lm.ranked FOLDER...` loads each model, and drives it or follows.
 
-The first rank saves beside each model the logits of `drive` ("logits.pt"), or why it was refused
+The first rank saves beside each model what `drive` found ("logits.pt", "states.pt"), or why it was refused
 ("refused.txt"). What it drives is what a test drives in one process.
 """
 
@@ -9,34 +9,66 @@ import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
+from outrider.lm.features import LAST
 from outrider.lm.kv.blocks import BLOCK
 from outrider.lm.kv.pool import GuestRoom
 from outrider.lm.kv.table import SlotTable
+from outrider.lm.outcome import OutcomeWants
 from outrider.lm.parallel.leader import Leader, follow_leader
 from outrider.lm.parallel.rank_group import RankGroup, RankInfo
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
 from speculative.errors import ModelRefused
-from tests.lm.families import VOCABULARY, logits_of
+from tests.lm.families import VOCABULARY
 
 TIMEOUT_S = 30.0
 STEPS = 12
 GUEST = "guest"
 """A model in a folder whose name ends so has a guest in its pool."""
 ROOM = GuestRoom(planes=((2, 4), (1, 8)), features=1)
+LAYERS = (0, 2, LAST)
 
 
-def drive(lm: PackedLM, longest: int) -> torch.Tensor:
-    """Logits of trees of several sessions, which commit, share, copy and end at random.
+class Found(NamedTuple):
+    """What a model computed: logits of all wanted rows, and hidden states of all rows."""
+
+    logits: torch.Tensor
+    """``[wanted rows, vocabulary]``."""
+    states: torch.Tensor
+    """Of LAYERS: ``[layers, rows, width]``."""
+
+
+class Passes:
+    """Runs passes of a model and keeps what they gave."""
+
+    def __init__(self, lm: PackedLM) -> None:
+        self.lm = lm
+        self._logits: list[torch.Tensor] = []
+        self._states: list[torch.Tensor] = []
+        lm.wants = OutcomeWants(features=LAYERS)
+
+    def run(self, sequences: Sequence[SequenceRows]) -> None:
+        outcome = self.lm.forward(sequences)
+        self._logits.append(torch.from_numpy(outcome.rows()).clone())
+        assert outcome.features is not None
+        self._states.append(outcome.features.clone())
+
+    def found(self) -> Found:
+        return Found(torch.cat(self._logits), torch.cat(self._states, dim=1))
+
+
+def drive(lm: PackedLM, longest: int) -> Found:
+    """Logits and hidden states of trees of several sessions, which commit, share, copy and end at random.
 
     A guest's rows of the first prompt have to stay with its tokens.
     """
     dice = random.Random(5)
-    found = []
-    tables = [prefilled(lm, dice, longest // 2) for _ in range(3)]
+    passes = Passes(lm)
+    tables = [prefilled(passes, dice, longest // 2) for _ in range(3)]
     first = tables[0]
     guest_write(lm, first)
     prompt = first.length
@@ -47,7 +79,7 @@ def drive(lm: PackedLM, longest: int) -> torch.Tensor:
     for step in range(STEPS):
         live = [table for table in tables if table.length + table.nodes + 8 < longest]
         sequences = [tree(table, dice) for table in dice.sample(live, min(3, len(live)))]
-        found.append(logits_of(lm, sequences))
+        passes.run(sequences)
         for sequence in sequences:
             table = sequence.table
             table.commit(way(table.parents, dice.randrange(table.nodes)))
@@ -62,13 +94,13 @@ def drive(lm: PackedLM, longest: int) -> torch.Tensor:
         guest_check(lm, table, prompt // BLOCK * BLOCK)
     for table in tables:
         lm.release(table)
-    return torch.cat(found)
+    return passes.found()
 
 
-def prefilled(lm: PackedLM, dice: random.Random, length: int) -> SlotTable:
-    table = lm.table()
+def prefilled(passes: Passes, dice: random.Random, length: int) -> SlotTable:
+    table = passes.lm.table()
     tokens = [dice.randrange(VOCABULARY) for _ in range(length)]
-    lm.forward([SequenceRows(table, tokens, range(-1, length - 1), ())])
+    passes.run([SequenceRows(table, tokens, range(-1, length - 1), ())])
     table.commit(range(length))
     return table
 
@@ -121,7 +153,9 @@ def take_part(folder: Path, rank_group: RankGroup, longest: int) -> None:
         follow_leader(lm, rank_group)
         return
     lead = Leader(lm, rank_group, lambda error: os._exit(3))
-    torch.save(drive(lm, longest), folder / "logits.pt")
+    found = drive(lm, longest)
+    torch.save(found.logits, folder / "logits.pt")
+    torch.save(found.states, folder / "states.pt")
     (folder / "heads.txt").write_text(str(lm.pool.layout.planes[0][0]))
     lm.pool.check_integrity()
     lead.close()

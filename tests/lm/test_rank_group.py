@@ -39,22 +39,28 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_trees_of_two_ranks_have_the_logits_of_one(family: str, folders: dict[str, Path]) -> None:
+def test_trees_of_two_ranks_have_the_logits_and_hidden_states_of_one(
+    family: str, folders: dict[str, Path]
+) -> None:
     expected = drive(PackedLM.load(folders[family]), LENGTH)
     found = torch.load(folders[family] / "logits.pt")
-    spread = expected.std(dim=-1, keepdim=True)
+    assert_close(found, expected.logits)
+    assert found.argmax(dim=-1).equal(expected.logits.argmax(dim=-1))
+    assert_close(torch.load(folders[family] / "states.pt"), expected.states)
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Two ranks add their halves up in another order; a wrong row is off by about 1 of its spread."""
     assert found.shape == expected.shape
-    # Two ranks add their halves up in another order. A wrong row is off by about 1.
-    assert ((found - expected).abs() / spread).max() < 1e-4
-    assert found.argmax(dim=-1).equal(expected.argmax(dim=-1))
+    assert ((found - expected).abs() / expected.std(dim=-1, keepdim=True)).max() < 1e-4
 
 
 @pytest.mark.slow
 def test_a_guest_of_the_pool_keeps_its_rows_and_changes_no_logits_of_two_ranks(
     folders: dict[str, Path],
 ) -> None:
-    expected = drive(PackedLM.load(folders[GUEST], guest=ROOM), LENGTH)
-    assert expected.equal(drive(PackedLM.load(folders["llama"]), LENGTH))
+    expected = drive(PackedLM.load(folders[GUEST], guest=ROOM), LENGTH).logits
+    assert expected.equal(drive(PackedLM.load(folders["llama"]), LENGTH).logits)
     assert torch.load(folders[GUEST] / "logits.pt").equal(torch.load(folders["llama"] / "logits.pt"))
 
 
