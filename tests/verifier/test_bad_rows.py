@@ -107,12 +107,17 @@ def test_256_nodes_of_one_session_beside_31_others_change_no_id() -> None:
     offered = 0
     while driver.step():
         offered += 1
+        base = prefix_hash(wide.ids)
         tokens = tuple(range(16)) * 15
         parents = tuple([-1] * 16 + [at // 16 for at in range(224)])
         survival = tuple([0.9] * 16 + [0.5] * 224)
-        fragment = Fragment(1, 1, len(wide.ids), prefix_hash(wide.ids), tokens, parents, survival)
-        driver.core.apply(Offers(((wide.handle, fragment),), driver.now, InFlight(put=1)), driver.now)
-    assert max(len(begun.parts[0][1].tree) for begun in driver.passes) == 240
+        # A draft has at most 255 nodes, so a second one brings roots of its own, more than still fit.
+        first = Fragment(1, 1, len(wide.ids), base, tokens, parents, survival)
+        roots = tuple(range(16, 32))
+        second = Fragment(1, 1, len(wide.ids), base, (*roots, 0, 1), (*[-1] * 16, 0, 0), (0.4,) * 18)
+        offers = tuple((wide.handle, each) for each in (first, second))
+        driver.core.apply(Offers(offers, driver.now, InFlight(put=1)), driver.now)
+    assert max(len(begun.parts[0][1].tree) for begun in driver.passes) == 256
     assert [driver.generated(session) for session in sessions] == alone()
     plain = CoreDriver(Broken())
     expected = plain.open((1, 2, 3), NEW, SAMPLED, seed=77)
