@@ -2,12 +2,13 @@
 
 import asyncio
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from harness import serving
+from harness import eventually, serving
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from outrider.lm.compiled.head_kernel import CompiledHead
@@ -17,6 +18,7 @@ from outrider.lm.heads.medusa import MedusaHeads
 from outrider.lm.heads.published import write_head
 from outrider.lm.heads.target_parts import TargetParts
 from outrider.lm.runner import PackedLM
+from outrider.v1 import explain_pb2
 from speculative.errors import InvalidRequest, OutriderError
 from speculative.params import SamplingParams
 from tests.lm.compiled_heads import kernel_folder
@@ -71,6 +73,23 @@ async def test_ids_with_heads_equal_ids_without_and_usage_names_the_heads(
         )
         assert [answer.ids for answer in together] == [plain.ids for plain in expected]
         assert verifier.metric("proposers_muted") == 0
+
+
+async def test_rounds_name_what_each_head_drafted(target: PackedLM, tiny_llama: Path, heads: Path) -> None:
+    async with serving(target, budget="fixed", **settings_of(tiny_llama, heads)) as verifier:
+        sources = [(name, "") for name in HEADS]
+        request = verifier.request(PROMPTS[0], new=NEW, sources=sources)
+        await verifier.open(request)
+        answer = await verifier.read(request)
+        await eventually(lambda: verifier.metric("num_requests_running") == 0)
+        found = await verifier.stub.Explain(explain_pb2.ExplainRequest(key=request.key), timeout=100)
+    (explanation,) = found.incarnations
+    drafted: Counter[str] = Counter()
+    for each in explanation.rounds:
+        for share in each.by_source:
+            drafted[explanation.source_names[share.source - 1]] += share.drafted
+    assert set(drafted) == set(HEADS)
+    assert drafted == answer.usage.drafted_by_source
 
 
 async def test_a_compiled_head_is_served_as_an_eager_one_is(

@@ -64,6 +64,22 @@ async def test_the_trees_of_rounds_hold_the_answer_and_what_was_accepted() -> No
     assert not any(found.nodes or found.tokens for found in short.rounds)
 
 
+async def test_rounds_name_what_a_batched_proposer_drafted() -> None:
+    async with serving(NgramLM(8), proposers="bigram", budget="fixed") as verifier:
+        sources = [("lookup", ""), ("bigram", "")]
+        answer = await verifier.generate(PROMPT, new=40, session="one", sources=sources)
+        await eventually(lambda: verifier.metric("num_requests_running") == 0)
+        (explanation,) = await explained(verifier, "one", nodes=True)
+    assert list(explanation.source_names) == ["lookup", "bigram"]
+    bigram = [share for found in explanation.rounds for share in found.by_source if share.source == 2]
+    assert sum(share.drafted for share in bigram) == answer.usage.drafted_by_source["bigram"] > 0
+    assert sum(share.accepted for share in bigram) == answer.usage.accepted_by_source["bigram"] > 0
+    nodes = [node for found in explanation.rounds for node in found.nodes if node.source == 2]
+    assert len(nodes) == sum(share.admitted for share in bigram)
+    tokens = [token for found in explanation.rounds for token in found.tokens if token.source == 2]
+    assert len(tokens) == sum(share.accepted for share in bigram)
+
+
 async def test_a_long_prompt_s_passes_are_counted_to_its_first_round() -> None:
     async with serving(NgramLM(8), prefill_chunk=4) as verifier:
         await verifier.generate([1, 2] * 10, new=3, session="long")
