@@ -55,13 +55,18 @@ def dropped(verifier: Verifier, reason: str) -> float:
     return verifier.metric("source_drafts_dropped_total", source="second", reason=reason)
 
 
+def resting(verifier: Verifier) -> float:
+    """Whether sessions leave the source alone, as it gains too little."""
+    return verifier.metric("sources_resting", source="second")
+
+
 WAYS: dict[str, tuple[Callable[[View], list[Draft]], Callable[[Verifier], float]]] = {
-    "lies": (Garbage(), lambda verifier: nodes(verifier, "offered")),
+    "lies": (Garbage(), lambda verifier: nodes(verifier, "offered") and resting(verifier)),
     "replays": (replayed, lambda verifier: nodes(verifier, "stale")),
     "floods": (flooding, lambda verifier: dropped(verifier, "flooded")),
     "sends another session's": (of_another_session, lambda verifier: dropped(verifier, "malformed")),
     "speaks of an epoch to come": (of_an_epoch_to_come, lambda verifier: dropped(verifier, "malformed")),
-    "stalls": (silent, lambda verifier: verifier.metric("rounds_total")),
+    "stalls": (silent, lambda verifier: not nodes(verifier, "offered") and resting(verifier)),
 }
 
 
