@@ -36,6 +36,45 @@ def test_children_die_with_an_up_that_is_killed(tiny_llama: Path, tmp_path: Path
     until(lambda: not any(alive(process["pid"]) for process in up.processes))
 
 
+@pytest.mark.slow
+def test_a_head_and_a_drafter_draft_together_and_are_explained_by_name(
+    tiny_llama: Path, tiny_llama_b: Path, tmp_path: Path
+) -> None:
+    head = f"mine={saved_head(tiny_llama, tmp_path / 'head')}"
+    flags = ("--drafter", str(tiny_llama_b), "--heads", head, "--retrieval", "none")
+    up = start_up("--target", str(tiny_llama), *flags, log=tmp_path / "stderr")
+    asked: dict[str, Any] = {"ids": [5, 9, 30], "max_tokens": 200, "temperature": 0.8, "seed": 3}
+    try:
+        up.wait_ready()
+        with Client(up.address) as client:
+            assert {"drafter", "mine"} <= set(client.models()[0].sources)
+            plain = client.generate(**asked, ignore_eos=True, speculation=False)
+            drafted = client.generate(**asked, ignore_eos=True)
+            assert drafted.ids == plain.ids
+            (explained,) = client.explain(drafted.session).incarnations
+        assert {"drafter", "mine"} <= set(explained.source_names)
+        mine = list(explained.source_names).index("mine") + 1
+        shares = [share for each in explained.rounds for share in each.by_source if share.source == mine]
+        assert sum(share.drafted for share in shares) > 0
+    finally:
+        assert up.stop() == 0
+
+
+def saved_head(target: Path, path: Path) -> Path:
+    """A random head for the target, in a folder of its own."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from outrider.lm.heads.medusa import MedusaHeads
+    from outrider.lm.heads.published import write_head
+    from outrider.lm.heads.target_parts import TargetParts
+    from tests.lm.random_heads import shaken
+
+    model = AutoModelForCausalLM.from_pretrained(target, local_files_only=True)
+    write_head(shaken(MedusaHeads(TargetParts.of(model), 3)), path, torch.float32)
+    return path
+
+
 def killed_amid_a_stream(up: Up, role_pid: Callable[[], int]) -> None:
     """Kills a process of the verifier amid a stream, whose ids have to equal those of the stream before."""
     asked: dict[str, Any] = {"ids": [5], "max_tokens": 250, "temperature": 0.8, "seed": 3, "ignore_eos": True}
