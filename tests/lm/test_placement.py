@@ -1,13 +1,16 @@
 """What `auto` stands for, and how much of a GPU keys and values get."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 
+from outrider.lm import transfer
 from outrider.lm.device import memory
 from outrider.lm.device.memory import fit_pool, kv_bytes, run_largest
-from outrider.lm.device.placement import GpuOptions, find_device, find_dtype
+from outrider.lm.device.placement import GpuOptions, find_device, find_dtype, keep_products_exact
 from outrider.lm.kv.blocks import BLOCK
 from outrider.lm.runner import PackedLM
 from speculative.errors import InvalidRequest
@@ -136,3 +139,72 @@ def test_a_loaded_model_says_what_was_chosen(tiny_llama: Path, caplog: pytest.Lo
     assert (fields["device"], fields["dtype"], fields["passes"]) == ("cpu", "float32", "eager")
     assert fields["kv_mb"] == 1024 == lm.pool.max_slots * lm.pool.layout.slot_bytes // 2**20
     assert lm.numerics == "cpu float32"
+
+
+def exactness() -> list[object]:
+    """What torch is told of products on a GPU and of cuDNN's attention."""
+    matmul = torch.backends.cuda.matmul
+    return [
+        torch.get_float32_matmul_precision(),
+        matmul.allow_tf32,
+        torch.backends.cudnn.allow_tf32,
+        matmul.allow_bf16_reduced_precision_reduction,
+        matmul.allow_fp16_reduced_precision_reduction,
+        torch.backends.cuda.cudnn_sdp_enabled(),
+    ]
+
+
+def tell_torch(precision: str, tf32: bool, bf16: bool, fp16: bool, cudnn: bool) -> None:
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = bf16
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = fp16
+    torch.backends.cuda.enable_cudnn_sdp(cudnn)
+
+
+@pytest.fixture
+def inexact() -> Iterator[None]:
+    """A torch that may round products as it likes; afterwards it is told again what it was told before."""
+    precision, _, *others = exactness()
+    tell_torch("high", True, True, True, True)
+    assert exactness() == ["high", True, True, True, True, True]
+    yield
+    tell_torch(precision, *others)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("inexact")
+def test_products_on_a_gpu_are_as_exact_as_their_dtype_and_attention_has_no_plans_per_shape() -> None:
+    keep_products_exact()
+
+    assert exactness() == ["highest", False, False, False, False, False]
+
+
+class CurrentGpu:
+    """Stands in for torch's own context: the GPUs that are current, innermost last."""
+
+    entered: ClassVar[list[str]] = []
+
+    def __init__(self, device: torch.device) -> None:
+        self._name = str(device)
+
+    def __enter__(self) -> None:
+        self.entered.append(self._name)
+
+    def __exit__(self, *error: object) -> None:
+        assert self.entered.pop() == self._name
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "entered"),
+    [("cuda:1", 2, ["cuda:1"]), ("cuda:1", 0, []), ("cpu", 2, [])],
+)
+def test_a_gpu_is_the_current_one_inside_the_block_each_time_it_is_entered(
+    monkeypatch: pytest.MonkeyPatch, device: str, gpus: int, entered: list[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device", CurrentGpu)
+    current = transfer.current(torch.device(device))
+    for _ in range(2):
+        with current:
+            assert CurrentGpu.entered == entered
+        assert not CurrentGpu.entered
