@@ -49,7 +49,7 @@ _MOST_BYTES = 4 * 2**30
 
 _FOLDER = "passes"
 _STOPPED = "it was stopped"
-_GAIN = "; compiled passes of few rows take a third to a half of the time"
+_GAIN = "; compiled passes of few rows take a fifth to a quarter of the time"
 
 
 class PassCompiler:
