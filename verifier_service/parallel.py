@@ -14,6 +14,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from pydantic import ValidationError
+
 from outrider.lm.device.placement import kv_mb_of
 from outrider.lm.parallel.leader import Leader, follow_leader
 from outrider.lm.parallel.rank_group import RankGroup, RankInfo, RankLost
@@ -109,6 +111,19 @@ def rank_from_environment(settings: VerifierSettings) -> RankInfo | None:
     return rank
 
 
+def settings_of_rank(settings: VerifierSettings, rank: RankInfo) -> VerifierSettings:
+    """The settings with the number of ranks, which torchrun gives in the environment alone.
+
+    Raises InvalidRequest for a setting that so many ranks do not serve.
+    """
+    # torchrun's OMP_NUM_THREADS is that of one rank, whatever the number of ranks.
+    known = {"ranks": rank.size, "threads": threads_of(settings)}
+    try:
+        return VerifierSettings.model_validate({**dict(settings), **known})
+    except ValidationError as error:
+        raise InvalidRequest(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+
+
 def start_followers(
     settings: VerifierSettings,
 ) -> tuple[RankInfo, tuple[ServiceProcess, ...], socket.socket]:
@@ -147,7 +162,7 @@ def run_follower(settings: VerifierSettings, rank: RankInfo) -> NoReturn:
     group: RankGroup | None = None
     try:
         group = _join(settings, rank)
-        shard = _load_shard(settings, group)
+        shard = _load_shard(settings_of_rank(settings, rank), group)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         gc_pauses.freeze()

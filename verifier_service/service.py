@@ -8,7 +8,12 @@ from outrider.lm.load.progress import follow_loading
 from outrider.runtime.children import ServiceProcess
 from outrider.runtime.serve import Service, ServiceContext
 from verifier_service.loading import load_target
-from verifier_service.parallel import LeadingServer, rank_from_environment, start_followers
+from verifier_service.parallel import (
+    LeadingServer,
+    rank_from_environment,
+    settings_of_rank,
+    start_followers,
+)
 from verifier_service.server import VerifierServer
 from verifier_service.settings import VerifierSettings
 
@@ -18,6 +23,8 @@ async def build(context: ServiceContext[VerifierSettings]) -> Service:
     settings = context.settings
     follow_loading(context.loaded)
     rank = rank_from_environment(settings)
+    if rank is not None:
+        settings = settings_of_rank(settings, rank)
     server: VerifierServer
     if rank is None and settings.ranks == 1:
         server = VerifierServer(settings, partial(load_target, settings), context.metrics, context.fail)

@@ -12,14 +12,16 @@ from harness import Client
 from ngram_lm import NgramLM
 
 from outrider.lm.autotune.threads import ThreadBounds
+from outrider.lm.parallel.rank_group import RankInfo
 from outrider.runtime.metrics import Metrics
 from outrider.runtime.threads import most_helped_threads, most_threads
 from outrider.v1 import verifier_pb2
 from outrider.v1.verifier_pb2_grpc import VerifierStub
 from outrider.wire.channel import open_channel, server_options
-from speculative.errors import ModelRefused
+from speculative.errors import InvalidRequest, ModelRefused
 from verifier_service.engine.step_cost import StepCostModel
 from verifier_service.loading import description_of, thread_bounds
+from verifier_service.parallel import settings_of_rank
 from verifier_service.server import VerifierServer
 from verifier_service.sessions.request import ServedModel
 from verifier_service.settings import VerifierSettings
@@ -70,6 +72,19 @@ class _NoPool(ThreadPoolExecutor):
 
     def submit(self, *args: Any, **kwargs: Any) -> Any:
         raise AssertionError(f"{args[0]} was about to run in a thread that stays")
+
+
+def test_a_rank_of_torchrun_keeps_its_threads_and_refuses_what_ranks_do_not_serve(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("verifier_service.loading.most_threads", lambda: 6)
+    rank = RankInfo(0, 2, 0)
+    found = settings_of_rank(VerifierSettings(model="m", heads="a,b=c"), rank)
+    assert (found.ranks, found.threads, found.heads) == (2, 6, ("a", "b=c"))
+    assert settings_of_rank(VerifierSettings(model="m", ranks=2), rank).threads == 3
+    for setting in ("weight_dtype", "kv_dtype"):
+        with pytest.raises(InvalidRequest, match=f"^{setting} = int8 beside ranks = 2: .* rank alone"):
+            settings_of_rank(VerifierSettings(model="m", **{setting: "int8"}), rank)
 
 
 async def test_no_thread_that_loads_stays_with_compute_threads_of_its_own() -> None:

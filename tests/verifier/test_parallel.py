@@ -112,9 +112,9 @@ def ready(head: subprocess.Popen[bytes], logs: list[Path]) -> dict[str, Any]:
 
 
 @contextmanager
-def under_torchrun(model: Path, log: Path) -> Iterator[Group]:
+def under_torchrun(model: Path, log: Path, *more: str) -> Iterator[Group]:
     """As the documentation says; torchrun puts its ranks into sessions of their own."""
-    head = spawn([*TORCHRUN, "-m", "verifier_service", "--model", str(model), *FLAGS], log, {})
+    head = spawn([*TORCHRUN, "-m", "verifier_service", "--model", str(model), *FLAGS, *more], log, {})
     pids: list[int] = []
     try:
         said = ready(head, [log])
@@ -159,7 +159,8 @@ def by_hand(model: Path, log: Path) -> Iterator[Group]:
 
 @pytest.fixture(scope="module")
 def group(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
-    with under_torchrun(folder, tmp_path_factory.mktemp("group") / "log") as started:
+    log = tmp_path_factory.mktemp("group") / "log"
+    with under_torchrun(folder, log, "--proposers", "bigram,recycling") as started:
         yield started
 
 
@@ -203,6 +204,19 @@ async def test_two_processes_give_the_ids_of_one(group: Group, folder: Path, par
                     if count:
                         break
             assert count > 0
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+async def test_two_processes_with_batched_proposers_give_the_ids_of_one(
+    group: Group, folder: Path, params: SamplingParams
+) -> None:
+    expected = await one_process(folder, PROMPTS, params)
+    async with client_of(group) as verifier:
+        for name in ("bigram", "recycling"):
+            drafted = await answers(verifier, PROMPTS, params, sources=[(name, "")])
+            assert [answer.ids for answer in drafted] == expected
+            assert sum(answer.usage.drafted_by_source[name] for answer in drafted) > 0
+    assert group.metric("verifier_proposers_muted") == 0
 
 
 async def test_sessions_that_give_way_and_prefixes_found_again_are_the_same(
@@ -293,20 +307,40 @@ def test_without_the_first_rank_no_other_goes_on(folder: Path, tmp_path: Path) -
         assert "rank 0 of 2 is lost" in group.log()
 
 
-def test_what_cannot_be_split_is_refused_by_name(tmp_path: Path, tiny_llama: Path) -> None:
-    config = json.loads((tiny_llama / "config.json").read_text())
-    shutil.copytree(tiny_llama, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 1}))
-    command = [*TORCHRUN, "-m", "verifier_service", "--model", str(tmp_path), *FLAGS]
-    head = spawn(command, tmp_path / "log", {})
+def refusal(model: Path, log: Path, *more: str) -> dict[str, Any]:
+    """What a verifier under torchrun says that does not come up."""
+    head = spawn([*TORCHRUN, "-m", "verifier_service", "--model", str(model), *FLAGS, *more], log, {})
     try:
         said, _ = head.communicate(timeout=250)
     finally:
         head.kill()
     assert head.returncode != 0
-    assert json.loads(said) == {
-        "error": {
-            "code": "FAILED_PRECONDITION",
-            "message": "llama is not served by 2 ranks: its num_key_value_heads = 1 do not divide by 2",
-        }
+    found: dict[str, Any] = json.loads(said)
+    return found["error"]
+
+
+def test_what_cannot_be_split_is_refused_by_name(tmp_path: Path, tiny_llama: Path) -> None:
+    config = json.loads((tiny_llama / "config.json").read_text())
+    shutil.copytree(tiny_llama, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 1}))
+    assert refusal(tmp_path, tmp_path / "log") == {
+        "code": "FAILED_PRECONDITION",
+        "message": "llama is not served by 2 ranks: its num_key_value_heads = 1 do not divide by 2",
     }
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (("--heads", "{head}"), "needs the whole target in one process, and this one is split over 2 ranks"),
+        (("--kv-dtype", "int8"), "kv_dtype = int8 beside ranks = 2: int8 runs on one rank alone"),
+    ],
+    ids=["heads", "kv_dtype"],
+)
+def test_what_one_rank_alone_serves_is_refused_under_torchrun_too(
+    folder: Path, tmp_path: Path, flags: tuple[str, ...], why: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"medusa_num_heads": 1, "medusa_num_layers": 1}))
+    found = refusal(folder, tmp_path / "log", *(flag.format(head=tmp_path) for flag in flags))
+    assert found["code"] == "INVALID_ARGUMENT"
+    assert why in found["message"]
