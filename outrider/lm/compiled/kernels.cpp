@@ -200,7 +200,8 @@ struct Layer {
       int64_t least = std::numeric_limits<int64_t>::max();
       for (int64_t query = begin; query < end; ++query)
         least = std::min(least, depths[own + query / groups]);
-      first = std::min(of.length, std::max<int64_t>(0, of.length + least + 1 - window));
+      // Whole vectors from slot 0 on: each slot's weight is summed in the same lane whatever rows are beside.
+      first = std::min(of.length, std::max<int64_t>(0, of.length + least + 1 - window)) / LANES * LANES;
     }
     const int64_t stride = (total - first + LANES - 1) / LANES * LANES;
     const int64_t count = end - begin;

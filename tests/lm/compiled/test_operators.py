@@ -181,3 +181,33 @@ def test_attention_over_slots_is_that_of_eager_passes(
         plan.keep_nodes()
         for table in tables:
             table.commit((0, 2) if parents is TREE else range(count))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
+@pytest.mark.parametrize("width", [8, 64])
+def test_a_row_has_the_same_bits_alone_and_beside_the_rows_before_it(
+    operators: Operators, params: AttentionParams, width: int
+) -> None:
+    pool = SlotPool(KVLayout(((KEY_HEADS, width),) * 2, torch.float32, torch.device("cpu")), 8 * BLOCK)
+    query = torch.randn(1, HEADS, 41, width)
+    keys, values = torch.randn(2, 1, KEY_HEADS, 41, width)
+
+    def attended(size: int) -> torch.Tensor:
+        """Output ``[1, 41, heads, width]`` of passes of ``size`` rows."""
+        table, found = SlotTable(pool), []
+        for low in range(0, 41, size):
+            rows = slice(low, min(low + size, 41))
+            count = rows.stop - low
+            own = [SequenceRows(table, (0,) * count, range(-1, count - 1), ())]
+            plan = PassPlan(own, pool, torch.float32)
+            block = step_block(plan.rows, plane_words(pool.planes()))
+            tensors = (query[:, :, rows], keys[:, :, rows], values[:, :, rows], block)
+            found.append(operators.attend_slots(tensors, params, 0))
+            plan.keep_nodes()
+            table.commit(range(count))
+        table.close()
+        return torch.cat(found, dim=1)
+
+    alone = attended(1)
+    assert all(torch.equal(attended(size), alone) for size in (3, 8, 41))
