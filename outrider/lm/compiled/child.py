@@ -95,7 +95,8 @@ def unpack_library(archive: Path, library: Path) -> None:
         for name in names:
             described = json.loads(packed.read(name) or b"{}") if name.endswith(".json") else {}
             if isinstance(described, dict) and (nodes := described.get("nodes")):
-                raise ValueError(f"its passes call {nodes[0].get('name')}, which is not compiled with them")
+                called = nodes[0]["node"]["target"]
+                raise ValueError(f"its passes call {called}, which is not compiled with them")
         (found,) = [name for name in names if name.endswith(".so")]
         library.write_bytes(packed.read(found))
 

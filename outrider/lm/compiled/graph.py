@@ -31,6 +31,9 @@ from outrider.lm.weight_only.packing import STORED, WeightDtype
 _MOST = 2**20
 """Largest number of rows of one pass."""
 
+_COMPILED = ("aten", "outrider", "prims")
+"""Namespaces of the operators that have compiled code."""
+
 INDUCTOR = {
     "aot_inductor.custom_ops_to_c_shims": operators.C_SHIMS,
     "aot_inductor.package_constants_in_so": False,
@@ -158,7 +161,10 @@ def export_pass(
     inlined: Mapping[str, Sequence[float]],
     added_ids: int = 0,
 ) -> torch.export.ExportedProgram:
-    """The exported pass of a model. Raises ValueError where its forward makes constants of its own.
+    """The exported pass of a model.
+
+    Raises ValueError where its forward makes constants of its own, or calls operators that Inductor cannot
+    compile.
 
     ``inlined`` are the values of small constants by name, ``added_ids`` the number of ids behind the
     vocabulary that have embeddings.
@@ -186,4 +192,15 @@ def export_pass(
         )
     if others := [name for name in program.constants if not name.startswith((MODEL, WEIGHTS))]:
         raise ValueError(f"its forward makes constants of its own, such as {others[0]}")
+    if called := _foreign_operators(program):
+        raise ValueError(f"its passes call {called[0]}, which is not compiled with them")
     return program
+
+
+def _foreign_operators(program: torch.export.ExportedProgram) -> list[str]:
+    """Operators that neither torch nor we define, as those of transformers' mixtures of experts.
+
+    They are written in Python. To find them here saves the minute after which `child.unpack_library` would.
+    """
+    targets = [node.target for node in program.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+    return [str(target) for target in targets if target.namespace not in _COMPILED]
