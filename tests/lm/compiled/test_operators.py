@@ -185,13 +185,14 @@ def test_attention_over_slots_is_that_of_eager_passes(
 
 @torch.inference_mode()
 @pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
-@pytest.mark.parametrize("width", [8, 64])
+@pytest.mark.parametrize(("key_width", "width"), [(8, 8), (24, 12), (64, 64)])
 def test_a_row_has_the_same_bits_alone_and_beside_the_rows_before_it(
-    operators: Operators, params: AttentionParams, width: int
+    operators: Operators, params: AttentionParams, key_width: int, width: int
 ) -> None:
-    pool = SlotPool(KVLayout(((KEY_HEADS, width),) * 2, torch.float32, torch.device("cpu")), 8 * BLOCK)
-    query = torch.randn(1, HEADS, 41, width)
-    keys, values = torch.randn(2, 1, KEY_HEADS, 41, width)
+    planes = ((KEY_HEADS, key_width), (KEY_HEADS, width))
+    pool = SlotPool(KVLayout(planes, torch.float32, torch.device("cpu")), 8 * BLOCK)
+    query, keys = torch.randn(1, HEADS, 41, key_width), torch.randn(1, KEY_HEADS, 41, key_width)
+    values = torch.randn(1, KEY_HEADS, 41, width)
 
     def attended(size: int) -> torch.Tensor:
         """Output ``[1, 41, heads, width]`` of passes of ``size`` rows."""
