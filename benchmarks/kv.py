@@ -104,7 +104,7 @@ def measure(flags: argparse.Namespace, cache_dir: Path) -> dict[str, Any]:
 
 
 def parse() -> argparse.Namespace:
-    """Parses the flags; the figures in the docs have the default flags."""
+    """Parses the flags; beside each figure, the docs say with which flags it was measured."""
     parser = command_line("kv", __doc__)
     add_pair(parser)
     parser.add_argument(
