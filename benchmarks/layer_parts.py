@@ -1,4 +1,4 @@
-"""How well the first layers of a target, or all but some layers, predict the target's tokens.
+"""How well the first layers of a target, or all but some layers and sublayers, predict the target's tokens.
 
 Run as `outrider bench layer_parts --json`. docs/figures.md says what each field means.
 """
@@ -6,6 +6,8 @@ Run as `outrider bench layer_parts --json`. docs/figures.md says what each field
 import argparse
 import sys
 import time
+from dataclasses import asdict
+from statistics import median
 from typing import Any
 
 import torch
@@ -14,12 +16,17 @@ from benchmarks.shared.envelope import MODELS, command_line, print_result, setti
 from benchmarks.shared.heldout import load_prompts
 from outrider.lm.continuations import Continuations
 from outrider.lm.load.model import load_model
-from outrider.pair.skipping import Skipped, search
+from outrider.lm.load.part import ModelPart
+from outrider.lm.runner import PackedLM
+from outrider.pair.skipping import Shares, Skipped, measure_shares, search, units_of
+from outrider.skip_set import whole_layers
 
 MODES = {"greedy": 0.0, "sampled": 0.8}
 """Temperature of each mode."""
 GUESSES = (1, 4)
 """Numbers of likeliest tokens that an early exit may start the next token with."""
+REPEATS = 3
+"""Number of measurements of what sublayers take."""
 
 
 def overlap_bound(hit: float, layer: int, layers: int) -> float:
@@ -31,33 +38,47 @@ def overlap_bound(hit: float, layer: int, layers: int) -> float:
     return 1 / (1 - hit * (1 - layer / layers))
 
 
-def by_exit(texts: Continuations) -> list[dict[str, float | int]]:
+def by_exit(texts: Continuations, shares: Shares) -> list[dict[str, float | int]]:
     """For each number of leading layers, how often the exit behind them is right, and what that may bring."""
     rows: list[dict[str, float | int]] = []
     for layer in range(1, texts.layers):
-        behind = range(layer, texts.layers)
+        behind = whole_layers(range(layer, texts.layers))
         row: dict[str, float | int] = {"layers": layer}
         for count in GUESSES:
             hit = texts.acceptance(behind, count)
             row[f"hit_{count}"] = round(hit, 4)
             row[f"overlap_bound_{count}"] = round(overlap_bound(hit, layer, texts.layers), 3)
-        exit_alone = Skipped(tuple(behind), float(row["hit_1"]), layer / texts.layers)
+        exit_alone = Skipped(behind, float(row["hit_1"]), shares.cost(behind))
         row["drafting_speedup"] = round(exit_alone.speedup, 3)
         rows.append(row)
     return rows
 
 
-def by_skipped(texts: Continuations) -> list[dict[str, Any]]:
-    """For each number of skipped layers, the best set found, its acceptance and what that has to exceed."""
+def by_skipped(texts: Continuations, shares: Shares, whole: bool) -> list[dict[str, Any]]:
+    """For each number of skipped layers or sublayers, the best set found, its acceptance and what that has to
+    exceed."""
     return [
         {
-            "skipped": list(one.layers),
+            "skipped": list(one.written),
+            "sublayers": len(one.skip),
             "acceptance": round(one.acceptance, 4),
             "break_even": round(one.cost, 4),
             "drafting_speedup": round(one.speedup, 3),
         }
-        for one in search(texts, lambda kept: kept / texts.layers)
+        for one in search(texts, units_of(texts, whole), shares.cost)
     ]
+
+
+def measured_shares(target: str) -> Shares:
+    """What a sublayer of each kind takes of a pass of one row, in processor time: the median of a few."""
+    print("measuring passes of the target and of its parts", file=sys.stderr)
+
+    def load(part: ModelPart | None = None) -> PackedLM:
+        return PackedLM.load(target, part=part)
+
+    whole = load()
+    found = [measure_shares(whole, load, in_part=True, clock=time.process_time) for _ in range(REPEATS)]
+    return Shares(median(one.attention for one in found), median(one.mlp for one in found))
 
 
 def parse() -> argparse.Namespace:
@@ -74,14 +95,20 @@ def main() -> None:
     settings = parse()
     started = time.perf_counter()
     torch.set_num_threads(1)
+    shares = measured_shares(settings.target)
     model = load_model(settings.target, device="cpu", dtype="float32")
     ids = load_prompts(settings.target, settings.prompts)
     modes = {}
     for mode, temperature in MODES.items():
         print(f"{mode}: writing the target's continuations", file=sys.stderr)
         texts = Continuations(model, ids, settings.tokens, temperature)
-        modes[mode] = {"by_exit": by_exit(texts), "by_skipped": by_skipped(texts)}
-    print_result("layer_parts", settings_of(settings), started, {"modes": modes}, settings.plot)
+        modes[mode] = {
+            "by_exit": by_exit(texts, shares),
+            "by_skipped": by_skipped(texts, shares, whole=True),
+            "by_sublayers": by_skipped(texts, shares, whole=False),
+        }
+    found = {"shares": {name: round(share, 4) for name, share in asdict(shares).items()}, "modes": modes}
+    print_result("layer_parts", settings_of(settings), started, found, settings.plot)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ from pydantic import AfterValidator, Field, model_validator
 
 from drafter_service.draft_tree import Growth
 from outrider.model_settings import ModelSettings
-from outrider.runtime.settings import CacheDir, Names, Numbers, default_cache_dir
+from outrider.runtime.settings import CacheDir, Names, NumberedNames, default_cache_dir
 from outrider.runtime.threads import Threads
+from outrider.skip_set import read_skips
 from outrider.wire.names import checked_source_name
 from speculative.errors import InvalidRequest
 from speculative.policies.names import DEFAULT_POLICY, policy_choice
@@ -41,6 +42,14 @@ def _source_name(name: str) -> str:
         raise ValueError(str(error)) from error
 
 
+def _skips(items: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        read_skips(items)
+    except InvalidRequest as error:
+        raise ValueError(str(error)) from error
+    return items
+
+
 def _learn(owner: str) -> str:
     if owner in ("", "public") or owner.removeprefix("tenant:") not in ("", owner):
         return owner
@@ -63,9 +72,9 @@ class DrafterSettings(ModelSettings):
     for every tenant."""
     ngram_mb: Annotated[int, Field(ge=1)] = 64
     """With drafter=ngram: memory of the counts, in MiB; the rarest n-grams are left out."""
-    skip: Numbers = ()
-    """Numbers of the model's layers to skip, from 0. With the target as the model, the target drafts for
-    itself with its other layers. `outrider models skip` finds such layers."""
+    skip: Annotated[NumberedNames, AfterValidator(_skips)] = ()
+    """Layers of the model to skip, by number from 0, and sublayers: 3,5.attention,7.mlp. With the target as
+    the model, the target drafts for itself with all else. `outrider models skip` finds what to skip."""
     exit_layer: Annotated[int, Field(ge=0)] = 0
     """Number of leading layers to run before the last norm and the output layer; 0: all layers."""
     threads: Threads = "auto"

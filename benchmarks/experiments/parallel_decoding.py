@@ -12,6 +12,7 @@ from benchmarks.proposers.metered_engine import MeteredEngine
 from benchmarks.shared.resumable import Key
 from outrider.lm.continuations import Continuations
 from outrider.lm.load.model import load_model
+from outrider.skip_set import whole_layers
 from speculative.params import SamplingParams
 from verifier_service.proposers.batched import BatchedProposer
 from verifier_service.proposers.jacobi import JacobiProposer
@@ -72,7 +73,7 @@ def exits(pair: ModelPair) -> dict[str, Any]:
     model = load_model(str(pair.target_path), device="cpu", dtype="float32")
     texts = Continuations(model, pair.prompts[:4], min(32, pair.scale.tokens))
     hits = [
-        {"layers": layer, "hit": round(texts.acceptance(range(layer, texts.layers)), 4)}
+        {"layers": layer, "hit": round(texts.acceptance(whole_layers(range(layer, texts.layers))), 4)}
         for layer in range(1, texts.layers)
     ]
     return {"method": "exits", "temperature": 0.0, "by_layer": hits}

@@ -1,7 +1,7 @@
 """What a benchmark's result looks like as curves: a pure function from the JSON object to panels of lines."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 Result = Mapping[str, Any]
@@ -198,15 +198,17 @@ def _lookahead(result: Result) -> tuple[Panel, ...]:
 
 
 def _layer_parts(result: Result) -> tuple[Panel, ...]:
-    """Acceptance of the best set of layers by the number of skipped ones, and the acceptance that pays."""
+    """Acceptance of the best skip set by the number of skipped sublayers, and the acceptance that pays."""
     panels = []
     for mode, found in result["modes"].items():
-        rows = [{**row, "count": len(row["skipped"])} for row in found["by_skipped"]]
-        curves = (
-            _along("acceptance", rows, "count", "acceptance"),
-            _along("break-even", rows, "count", "break_even", True),
-        )
-        panels.append(Panel(mode, "skipped layers", "share of the target's tokens", curves))
+        curves = []
+        for label, field in (("sublayers", "by_sublayers"), ("whole layers", "by_skipped")):
+            even = _along(f"break-even, {label}", found[field], "sublayers", "break_even", True)
+            curves += [
+                _along(label, found[field], "sublayers", "acceptance"),
+                replace(even, colour_of=label),
+            ]
+        panels.append(Panel(mode, "skipped sublayers", "share of the target's tokens", tuple(curves)))
     return tuple(panels)
 
 

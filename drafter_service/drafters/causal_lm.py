@@ -15,6 +15,7 @@ from outrider.lm.load.part import ModelPart
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
 from outrider.runtime.threads import most_helped_threads, most_threads
+from outrider.skip_set import read_skips
 from outrider.tokens import TokenTable
 
 
@@ -39,7 +40,7 @@ class CausalLMDrafter:
         """Loads the model.
 
         Raises InvalidRequest without a model or for layers that are not there, ModelRefused if it would draft
-        wrongly.
+        wrongly, or if its layers cannot be skipped in part.
         """
         lm = PackedLM.load(
             settings.model,
@@ -52,7 +53,7 @@ class CausalLMDrafter:
             ),
             kv_mb=kv_mb_of(settings.kv_mb),
             cache_dir=settings.cache_dir,
-            part=ModelPart(settings.skip, settings.exit_layer),
+            part=ModelPart(read_skips(settings.skip), settings.exit_layer),
             gpu=GpuOptions(
                 cuda_graphs=settings.cuda_graphs,
                 memory_utilization=settings.gpu_memory_utilization,

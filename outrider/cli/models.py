@@ -147,16 +147,23 @@ def skip_layers(
     ] = "auto",
     device: Annotated[str, typer.Option(help="Torch device, such as auto, cpu or cuda.")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="Compute threads. Default: by cores.")] = None,
+    whole_layers: Annotated[
+        bool,
+        typer.Option("--whole-layers", help="Skip whole layers only. Takes a quarter of the passes."),
+    ] = False,
+    minutes: Annotated[float, typer.Option(min=0.1, max=1440, help="Search for at most so long.")] = 10.0,
     json_: Json = False,
 ) -> None:
-    """Find layers that a target can skip while it drafts for itself, and say whether that pays.
+    """Find what a target can skip while it drafts for itself, and say whether that pays.
 
-    The search skips layers one by one, beginning with the layer that changes the tokens least. A drafter
-    with --model TARGET --skip LAYERS then drafts with the other layers.
+    The search skips the attention or the MLP of a layer at a time, beginning with the one that changes the
+    tokens least; where a model's layers cannot be skipped in part, whole layers. A drafter with
+    --model TARGET --skip SET then drafts with the rest.
 
     \b
     Examples:
       outrider models skip models/target
+      outrider models skip models/target --whole-layers
       outrider models skip Qwen/Qwen3-8B --dtype bfloat16 --device cuda --text notes.txt --temperature 0.8
     """
     if text is not None and not text.expanduser().is_file():
@@ -167,29 +174,41 @@ def skip_layers(
         raise CommandFailed(f"{error.name} is not installed: pip install 'outrider[verifier]'") from error
     from outrider.runtime.threads import most_threads
 
-    how = SkipOptions(dtype, device, threads or most_threads(), text, prompts, tokens, 128, temperature)
+    how = SkipOptions(
+        dtype=dtype,
+        device=device,
+        threads=threads or most_threads(),
+        text=text,
+        prompts=prompts,
+        tokens=tokens,
+        temperature=temperature,
+        whole=whole_layers,
+        minutes=minutes,
+    )
     found = find_skips(target, how, lambda what: print(what, file=sys.stderr, flush=True))
     if not found:
-        raise CommandFailed(f"{target} has a single layer, which cannot be skipped")
+        raise CommandFailed(
+            f"no set was searched in {target}: it has a single layer, or --minutes {minutes:g} is too short"
+        )
     best = max(found, key=lambda one: one.speedup)
-    skip = best.layers if best.speedup > 1 else ()
+    skip = best.written if best.speedup > 1 else ()
     if json_:
         print(json.dumps({"target": target, "sets": [_of_set(one) for one in found], "skip": skip}))
         return
     for one in found:
         print(
-            f"skip {','.join(map(str, one.layers)):<30} acceptance {one.acceptance:.0%}, "
+            f"skip {','.join(one.written):<30} acceptance {one.acceptance:.0%}, "
             f"break-even {one.cost:.0%}: {one.speedup:.2f} times plain decoding"
         )
     if skip:
         print(f"\n[drafter]\nmodel = {json.dumps(target)}\nskip = {json.dumps(skip)}")
     else:
-        print("no set of layers pays: drafting would cost more time than it saves")
+        print("no set pays: drafting would cost more time than it saves")
 
 
 def _of_set(one: "Skipped") -> dict[str, Any]:
     return {
-        "skip": one.layers,
+        "skip": one.written,
         "acceptance": round(one.acceptance, 4),
         "break_even": round(one.cost, 4),
         "expected_speedup": round(one.speedup, 3),

@@ -1,11 +1,11 @@
 """A model's own continuations of prompts, and how well parts of the model predict them.
 
-The model writes a continuation of each prompt. Without some layers it is then asked for each of these tokens,
-given the tokens before: the share that it gets right is the acceptance of drafts one token long. Where the
-model samples, both sides add the same noise.
+The model writes a continuation of each prompt. Without some sublayers it is then asked for each of these
+tokens, given the tokens before: the share that it gets right is the acceptance of drafts one token long.
+Where the model samples, both sides add the same noise.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -14,6 +14,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from outrider.lm.load.part import layer_stack
+from outrider.lm.load.sublayers import Steps, whole_only
+from outrider.skip_set import KINDS, Kind, SkipSet, Sublayer
 from speculative.errors import ModelRefused
 
 _SEED = 17
@@ -39,22 +41,42 @@ class Continuations:
             kind = model.config.model_type
             raise ModelRefused(f"no layers of {kind} can be skipped: it has no list of layers", kind)
         self.layers = len(stack)
+        self.whole_only = whole_only(model, list(stack))
+        """Why layers cannot be skipped in part; empty where they can."""
         self._stack = stack
         self._model = model
         self._starts = [len(prompt) for prompt in prompts]
         self._temperature = temperature
         self._texts = [self._continued(prompt, tokens, at) for at, prompt in enumerate(prompts)]
 
-    def acceptance(self, skip: Collection[int], guesses: int = 1) -> float:
-        """Share of the tokens that are among the `guesses` best without the layers `skip`."""
+    def acceptance(self, skip: SkipSet, guesses: int = 1) -> float:
+        """Share of the tokens that are among the `guesses` best without the sublayers `skip`.
+
+        Raises ModelRefused for a part of a layer where layers are skipped whole only.
+        """
         right = count = 0
-        with _without(self._stack, skip):
+        with self._without(skip):
             for at, (text, start) in enumerate(zip(self._texts, self._starts, strict=True)):
                 scores = self._scores(text[:-1], start, at)
                 best = scores.topk(min(guesses, scores.shape[-1])).indices
                 right += int((best == torch.tensor(text[start:])[:, None]).any(-1).sum())
                 count += len(text) - start
         return right / count
+
+    @contextmanager
+    def _without(self, skip: SkipSet) -> Iterator[None]:
+        """Context in which the model runs without these sublayers."""
+        with ExitStack() as undo:
+            for at in {sublayer.layer for sublayer in skip}:
+                left: list[Kind] = [kind for kind in KINDS if Sublayer(at, kind) not in skip]
+                if not self.whole_only:
+                    steps = Steps([(self._stack[at], kind) for kind in left])
+                    undo.enter_context(_in_place(self._stack, at, steps))
+                elif left:
+                    raise ModelRefused(self.whole_only, self._model.config.model_type)
+                else:
+                    undo.enter_context(_passing_by(self._stack[at]))
+            yield
 
     def _scores(self, ids: Sequence[int], start: int, prompt: int) -> torch.Tensor:
         """Scores for the tokens from `start` on, noise included, float32 ``[places, ids]``."""
@@ -91,16 +113,20 @@ class Continuations:
 
 
 @contextmanager
-def _without(stack: nn.ModuleList, skip: Collection[int]) -> Iterator[None]:
-    """Context in which these layers return their input unchanged."""
-    with ExitStack() as undo:
-        for layer in skip:
-            undo.enter_context(_passing_by(stack[layer]))
+def _in_place(stack: nn.ModuleList, at: int, other: nn.Module) -> Iterator[None]:
+    """Context in which another module runs instead of a layer."""
+    layer = stack[at]
+    stack[at] = other
+    try:
         yield
+    finally:
+        stack[at] = layer
 
 
 @contextmanager
 def _passing_by(layer: nn.Module) -> Iterator[None]:
+    """Context in which a layer of any form returns its input unchanged."""
+
     def give_back(_module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
         return inputs[0] if isinstance(output, torch.Tensor) else (inputs[0], *output[1:])
 

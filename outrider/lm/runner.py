@@ -41,7 +41,7 @@ from outrider.lm.load.model import (
     longest_context,
     sampling_defaults,
 )
-from outrider.lm.load.part import ModelPart
+from outrider.lm.load.part import ModelPart, PartOf
 from outrider.lm.outcome import MOST_TOP, HostOutcome, Outcome, OutcomeWants, TransferCounts
 from outrider.lm.parallel.rank_group import RankGroup
 from outrider.lm.plan import PassPlan, SequenceRows, kept_rows, rows_asked
@@ -69,6 +69,8 @@ class PackedLM:
     """The most threads of compiled passes, chosen by measuring; None: as many as torch has."""
     trial: Trial | None = None
     """The check at load, by which compiled passes are checked; None without a check, and once it was used."""
+    part_of: PartOf | None = None
+    """The model of which this one is a part; None: it is whole."""
 
     def __init__(
         self,
@@ -88,7 +90,6 @@ class PackedLM:
         ``profile`` is the fast one by default; the deterministic one holds once ``pack`` was called. Raises
         ModelRefused if not every layer attends through the attention interface.
         """
-        text = model.config.get_text_config()
         self.model = model
         self.name = name
         self.model_type: str = model.config.model_type
@@ -110,7 +111,6 @@ class PackedLM:
         """How passes run on a GPU."""
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         model.config._attn_implementation = self.attention
-        self._layers: int = text.num_hidden_layers
         self.profile: Profile = FastProfile() if profile is None else profile
         """How passes are laid out and computed."""
         found = self.find_layout()
@@ -167,7 +167,7 @@ class PackedLM:
         number for the whole process, or bounds of a measurement on the CPU. Each rank of a ``rank_group``
         gets its part of the model; all ranks make the same call. ``guest`` is the room that a drafting layer
         wants beside keys and values. ``cache_dir`` keeps times of kernels; None: this process keeps them.
-        ``part`` says which layers are kept; None: all. ``weight_dtype``: see `weight_only`.
+        ``part`` says which layers and sublayers are kept; None: all. ``weight_dtype``: see `weight_only`.
 
         Raises InvalidRequest if there is no such model, layer or device, ModelRefused (naming the model type)
         if the model cannot be served exactly, or not to the bit under the ``deterministic`` profile, or not
@@ -185,8 +185,7 @@ class PackedLM:
                 keep_products_exact()
             model = load_model(source, device=str(where), dtype=dtype, ranks=ranks)
             profile.prepare(model)
-            if part is not None:
-                part.apply(model)
+            part_of = None if part is None else part.apply(model)
             if rank_group is not None:
                 rank_group.meet("loaded")
             name = Path(source).name if Path(source).is_dir() else source
@@ -202,7 +201,7 @@ class PackedLM:
             lm.settle(trial, ranks)
             if where.type == "cuda" and kv_mb is None:
                 fit_pool(lm, (lambda slots: slots) if rank_group is None else rank_group.least)
-        lm.trial = trial
+        lm.trial, lm.part_of = trial, part_of
         log.info("the model is loaded", extra={"fields": chosen(lm)})
         return lm
 
@@ -440,7 +439,8 @@ class PackedLM:
 
     def find_layout(self) -> ModelShape:
         """Cache layout, logit width and windows of the model, found by sending one row through it."""
-        return find_layout(self.run_on_device, self.model_type, self._device, self._layers)
+        layers = self.model.config.get_text_config().num_hidden_layers
+        return find_layout(self.run_on_device, self.model_type, self._device, layers)
 
     def _pool_layout(self, found: KVLayout, guest: GuestRoom | None) -> KVLayout:
         """The pool's layout for a model that caches as ``found``, with room for the guest if there is one."""

@@ -1,7 +1,7 @@
 """Measures the time of passes of two models on this machine, in turn."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Self
@@ -29,10 +29,15 @@ class Cost:
     """Milliseconds that each further row of the same session adds."""
 
 
-def measure(target: PackedLM, drafter: PackedLM) -> tuple[Cost, Cost]:
-    """Costs of target and drafter, from the fastest of several passes: other work delayed the slower ones."""
+def measure(
+    target: PackedLM, drafter: PackedLM, clock: Callable[[], float] = time.perf_counter
+) -> tuple[Cost, Cost]:
+    """Costs of target and drafter, from the fastest of several passes: other work delayed the slower ones.
+
+    ``clock`` tells seconds; the processor time of passes on one thread does not count other processes.
+    """
     ends = time.perf_counter() + _BUDGET_S
-    with _Short(target) as big, _Short(drafter) as small:
+    with _Short(target, clock) as big, _Short(drafter, clock) as small:
         sizes = [(big, 1), (big, TARGET_ROWS), (small, 1), (small, DRAFTER_ROWS)]
         fastest = [inf] * len(sizes)
         for repeat in range(_MOST):
@@ -51,8 +56,9 @@ def _cost(one: float, many: float, rows: int) -> Cost:
 class _Short:
     """A session with a short context."""
 
-    def __init__(self, lm: PackedLM) -> None:
+    def __init__(self, lm: PackedLM, clock: Callable[[], float]) -> None:
         self._lm = lm
+        self._clock = clock
         self._table = lm.table()
 
     def __enter__(self) -> Self:
@@ -67,9 +73,9 @@ class _Short:
     def pass_ms(self, rows: int) -> float:
         """Milliseconds of a pass over a chain of `rows` rows, with the logits of all rows."""
         rows = min(rows, self._lm.max_length - self._table.length)
-        began = time.perf_counter()
+        began = self._clock()
         self._lm.forward([SequenceRows(self._table, (0,) * rows, _chain(rows), range(rows))])
-        took = (time.perf_counter() - began) * 1000
+        took = (self._clock() - began) * 1000
         self._table.drop_nodes()
         return took
 

@@ -47,8 +47,8 @@ def _split_numbers(value: Any) -> Any:
     return _split([str(item) for item in value] if isinstance(value, list | tuple) else value)
 
 
-Numbers = Annotated[tuple[int, ...], NoDecode, BeforeValidator(_split_numbers)]
-"""A list of whole numbers, written as 1,2."""
+NumberedNames = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_numbers)]
+"""A list of strings that may be written as numbers, such as 1,2.b."""
 
 
 def _named(path: Any) -> Any:

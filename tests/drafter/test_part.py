@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from drafter_service.drafters import load
 from drafter_service.drafters.causal_lm import CausalLMDrafter
@@ -16,6 +17,18 @@ def test_a_drafter_keeps_the_layers_that_its_settings_leave(tiny_llama_bare: Pat
     assert isinstance(drafter, CausalLMDrafter)
     assert len(drafter.lm.model.base_model.layers) == 1
     assert drafter.lm.pool.layout.layers == 1
+
+
+@pytest.mark.parametrize("skip", ["0.mlp,1.attention", ["0.mlp", "1.attention"]])
+def test_a_drafter_keeps_the_sublayers_that_its_settings_leave(tiny_llama_bare: Path, skip: object) -> None:
+    drafter = load(DrafterSettings(model=str(tiny_llama_bare), threads=1, skip=skip))
+    assert isinstance(drafter, CausalLMDrafter)
+    assert drafter.lm.pool.layout.layers == 1, "keys and values of the one attention that is left"
+
+
+def test_a_skip_set_that_names_no_sublayer_is_refused_with_the_settings() -> None:
+    with pytest.raises(ValidationError, match=r"'1\.norm' names nothing to skip: write 3 for layer 3"):
+        DrafterSettings(model="any", skip="0,1.norm")
 
 
 def test_a_skip_set_that_names_a_layer_that_is_not_there_is_refused(tiny_llama_bare: Path) -> None:

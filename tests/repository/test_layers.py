@@ -27,6 +27,7 @@ LAYERS = {
     "outrider": Layer(("outrider.client", "outrider.edge"), ()),
     "outrider.tokens": Layer((), ("tokenizers",)),
     "outrider.near_copies": Layer((), ("numpy",)),
+    "outrider.skip_set": Layer(("speculative",), ()),
     "outrider.compiling": Layer((), ()),
     "outrider.wire": Layer(("speculative", "outrider.v1"), RPC),
     "outrider.runtime": Layer(
@@ -86,7 +87,13 @@ LAYERS = {
     ),
     "outrider.rag": Layer(("speculative", "outrider.client"), ("numpy", "tokenizers", "faiss")),
     "outrider.lm": Layer(
-        ("speculative", "outrider.tokens", "outrider.compiling", "outrider.lm.load.quantised"),
+        (
+            "speculative",
+            "outrider.tokens",
+            "outrider.compiling",
+            "outrider.lm.load.quantised",
+            "outrider.skip_set",
+        ),
         ("numpy", "tokenizers", "huggingface_hub", "triton", *TORCH),
     ),
     "outrider.lm.load.quantised": Layer(("speculative",), ()),
@@ -111,6 +118,7 @@ LAYERS = {
             "speculative",
             "outrider.hub",
             "outrider.lm",
+            "outrider.skip_set",
             "outrider.source",
             "outrider.tokens",
             "outrider.wire.codec",
@@ -130,7 +138,14 @@ LAYERS = {
     ),
     "verifier_service.grammar": Layer(("speculative", "outrider.tokens"), ("numpy", "llguidance")),
     "drafter_service": Layer(
-        (*SHARED, "outrider.announcing", "outrider.model_settings", "outrider.source", "outrider.lm"),
+        (
+            *SHARED,
+            "outrider.announcing",
+            "outrider.model_settings",
+            "outrider.skip_set",
+            "outrider.source",
+            "outrider.lm",
+        ),
         (*RPC, "numpy", "pydantic", "prometheus_client", *TORCH),
     ),
     # Runs in a process of its own, which a service starts and never imports.

@@ -70,6 +70,8 @@ def compile_folder(folder: Path) -> None:
 
     from outrider.lm.compiled.graph import INDUCTOR, WeightFormat, export_pass
     from outrider.lm.compiled.order import CompileOrder
+    from outrider.lm.load.part import ModelPart
+    from outrider.skip_set import read_skips
 
     order = CompileOrder.from_json((folder / ORDER).read_text())
     torch.set_num_threads(1)  # Inductor's own loops: only our operators have helpers
@@ -78,7 +80,8 @@ def compile_folder(folder: Path) -> None:
     read = json.loads(order.config)
     config = AutoConfig.for_model(read.pop("model_type"), **read)
     weights = WeightFormat(width, order.weight_dtype)
-    program = export_pass(config, order.features, weights, order.inlined, order.added_ids)
+    part = ModelPart(read_skips(order.skip), order.first)
+    program = export_pass(config, order.features, weights, order.inlined, order.added_ids, part)
     aoti_compile_and_package(program, package_path=str(folder / _ARCHIVE), inductor_configs=INDUCTOR)
     unpack_library(folder / _ARCHIVE, folder / PACKAGE)
     (folder / PANELS).write_text(json.dumps({"width": width}))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig
 
 from outrider.compiling.store import CompileFailed, NeverCompiled, PackageStore
 from outrider.compiling.toolchain import find_compiler
@@ -30,9 +30,11 @@ from outrider.lm.kv.blocks import BLOCK
 from outrider.lm.kv.pool import KVLayout, SlotPool
 from outrider.lm.kv.table import SlotTable
 from outrider.lm.linear import PackedLinear
+from outrider.lm.load.part import ModelPart
 from outrider.lm.outcome import HostOutcome
 from outrider.lm.plan import PassPlan, SequenceRows
 from outrider.lm.step_profile import profile_steps
+from outrider.skip_set import write_skips
 from speculative.errors import ModelRefused
 
 if TYPE_CHECKING:
@@ -155,16 +157,18 @@ class PassCompiler:
         compiler = find_compiler()
         if compiler is None:
             raise CompileFailed("there is no C++ compiler (g++) on the PATH; install one")
-        config = _config_of(lm.model)
+        config, part = lm.part_of or (lm.model.config, ModelPart())
         small = inlined(own_constants(lm.model))
         added = lm.known_ids - lm.vocabulary_size
         order = CompileOrder(
-            config,
+            _json_of(config),
             tuple(lm.wants.features),
             compiler,
             small,
             added,
             lm.profile.weight_dtype,
+            write_skips(part.skip),
+            part.first,
         )
         if (found := self._store.find(order.key)) is not None:
             try:
@@ -261,8 +265,8 @@ class _PackagedLM:
         return HostOutcome(computed.logits)
 
 
-def _config_of(model: PreTrainedModel) -> str:
-    """The model's configuration as JSON, without the folder that it came from."""
-    fields = json.loads(model.config.to_json_string(use_diff=False))
+def _json_of(config: PreTrainedConfig) -> str:
+    """A model's configuration as JSON, without the folder that it came from."""
+    fields = json.loads(config.to_json_string(use_diff=False))
     fields.pop("_name_or_path", None)
     return json.dumps(fields, sort_keys=True)

@@ -24,6 +24,7 @@ from outrider.lm.compiled.panels import (
     scales_name,
 )
 from outrider.lm.linear import pack_linears, stacked_bias
+from outrider.lm.load.part import ModelPart
 from outrider.lm.outcome import OutcomeWants
 from outrider.lm.runner import PackedLM
 from outrider.lm.weight_only.packing import STORED, WeightDtype
@@ -159,7 +160,8 @@ def export_pass(
     features: tuple[int, ...],
     weight_format: WeightFormat,
     inlined: Mapping[str, Sequence[float]],
-    added_ids: int = 0,
+    added_ids: int,
+    part: ModelPart,
 ) -> torch.export.ExportedProgram:
     """The exported pass of a model.
 
@@ -167,9 +169,11 @@ def export_pass(
     compile.
 
     ``inlined`` are the values of small constants by name, ``added_ids`` the number of ids behind the
-    vocabulary that have embeddings.
+    vocabulary that have embeddings, ``part`` what is kept of the model that ``config`` describes.
     """
-    lm = PackedLM(hollow_model(config), kv_mb=1)
+    model = hollow_model(config)
+    part.cut(model)
+    lm = PackedLM(model, kv_mb=1)
     if added_ids:
         lm.add_embeddings(torch.empty(added_ids, config.get_text_config().hidden_size))
     weights = nn.Module()

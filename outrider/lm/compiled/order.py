@@ -33,6 +33,8 @@ _SOURCES = (
     "features.py",
     "linear.py",
     "load/added_embeddings.py",
+    "load/part.py",
+    "load/sublayers.py",
     "runner.py",
     "weight_only/packing.py",
 )
@@ -55,6 +57,10 @@ class CompileOrder:
     """Ids behind the vocabulary that have embeddings; see `PackedLM.add_embeddings`."""
     weight_dtype: WeightDtype = "auto"
     """Number format of the weights of linear layers."""
+    skip: tuple[str, ...] = ()
+    """What is skipped of the model that `config` describes; see `ModelPart.skip`."""
+    first: int = 0
+    """Number of leading layers that are kept of it; see `ModelPart.first`."""
 
     @property
     def key(self) -> str:
@@ -77,7 +83,7 @@ class CompileOrder:
     def from_json(cls, text: str) -> "CompileOrder":
         """The order that `to_json` wrote."""
         read = json.loads(text)
-        return cls(**read | {"features": tuple(read["features"])})
+        return cls(**read | {"features": tuple(read["features"]), "skip": tuple(read["skip"])})
 
 
 @cache

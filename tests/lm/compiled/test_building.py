@@ -73,9 +73,12 @@ def test_every_part_of_an_order_is_part_of_its_key() -> None:
         CompileOrder("{} ", (), "g++", {}),
         CompileOrder("{}", (-1,), "g++", {}),
         CompileOrder("{}", (), "c++", {}),
+        CompileOrder("{}", (), "g++", {}, first=1),
+        CompileOrder("{}", (), "g++", {"model.scale": [0.5]}, skip=("1.mlp",)),
         CompileOrder("{}", (), "g++", {"model.scale": [0.5]}),
     ]
-    assert len({ORDER.key, *(order.key for order in others)}) == 5
+    assert len({ORDER.key, *(order.key for order in others)}) == 7
+    assert CompileOrder.from_json(others[-2].to_json()) == others[-2]
     assert CompileOrder.from_json(others[-1].to_json()) == others[-1]
 
 
