@@ -2,7 +2,7 @@
 
 import pytest
 
-from outrider.lm.load.skip_set import Sublayer, read_skips, whole_layers, write_skips
+from outrider.skip_set import Sublayer, read_skips, whole_layers, write_skips
 from speculative.errors import InvalidRequest
 
 
