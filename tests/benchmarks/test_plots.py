@@ -139,6 +139,21 @@ def test_retrieval_leaves_out_a_memory_that_was_not_measured() -> None:
     assert past.curves == (Curve("ours", (0.0, 100.0), (2.0, 5.0)),)
 
 
+def test_parts_of_layers_are_drawn_by_skipped_sublayers_with_the_break_even_dashed() -> None:
+    def row(sublayers: int, acceptance: float, break_even: float) -> dict[str, float]:
+        return {"sublayers": sublayers, "acceptance": acceptance, "break_even": break_even}
+
+    found = {"by_sublayers": [row(2, 0.8, 0.9), row(1, 0.9, 0.95)], "by_skipped": [row(2, 0.7, 0.88)]}
+    (panel,) = chart_of(result("layer_parts", modes={"greedy": found})).panels
+
+    assert panel.curves == (
+        Curve("sublayers", (1, 2), (0.9, 0.8)),
+        Curve("break-even, sublayers", (1, 2), (0.95, 0.9), is_reference=True, colour_of="sublayers"),
+        Curve("whole layers", (2,), (0.7,)),
+        Curve("break-even, whole layers", (2,), (0.88,), is_reference=True, colour_of="whole layers"),
+    )
+
+
 def test_proposers_are_points_between_lines_of_equal_speed() -> None:
     (panel,) = chart_of(PROPOSERS).panels
     point, *lines = panel.curves

@@ -12,9 +12,11 @@ from outrider.lm.graphs.backend_choice import use_graphs
 from outrider.lm.graphs.capture import eager
 from outrider.lm.graphs.layer_compiler import compile_layers
 from outrider.lm.load.check import Trial
+from outrider.lm.load.part import ModelPart
 from outrider.lm.outcome import OutcomeWants
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
+from outrider.skip_set import read_skips
 from tests.lm.families import model_of
 
 
@@ -31,8 +33,10 @@ def times(*given: float) -> Callable[[PackedLM], dict[str, float]]:
     return lambda lm: {"1x1": next(left)}
 
 
-def steps_of(family: str) -> tuple[PackedLM, Trial]:
-    lm = PackedLM(model_of(family, num_hidden_layers=3), kv_mb=8)
+def steps_of(family: str, *skipped: str) -> tuple[PackedLM, Trial]:
+    model = model_of(family, num_hidden_layers=3)
+    ModelPart(read_skips(skipped)).apply(model)
+    lm = PackedLM(model, kv_mb=8)
     trial = Trial.of(lm)
     use_graphs(lm, "gathered")
     return lm, trial
@@ -54,12 +58,16 @@ def is_compiled(lm: PackedLM) -> bool:
     return lm.steps.label == "static-compiled"
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize(
+    "of",
+    [("llama",), ("gemma2",), ("llama", "0.attention", "1.mlp")],
+    ids=["llama", "gemma2", "part of llama"],
+)
 def test_compiled_layers_give_the_same_logits_for_steps_of_any_size(
-    family: str, monkeypatch: pytest.MonkeyPatch
+    of: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layer_compiler, "step_ms", times(2.0, 1.0))
-    lm, trial = steps_of(family)
+    lm, trial = steps_of(*of)
     before = logits(lm)
     compile_layers(lm, trial, "gathered", lambda: eager, backend="eager")
     assert is_compiled(lm)
