@@ -146,13 +146,14 @@ def test_a_family_whose_layers_are_of_another_form_is_skipped_by_whole_layers_on
         part_of("1.mlp").apply(model_of(family))
 
 
-def test_a_layer_that_scales_what_it_adds_is_not_skipped_in_part() -> None:
+@pytest.mark.parametrize("skip", ["2.attention", "3.attention"], ids=["itself", "the layer behind it"])
+def test_a_layer_that_scales_what_it_adds_is_not_taken_apart(skip: str) -> None:
     model = model_of("llama")
     scaled = model.model.layers[2]
     own = scaled.forward
     scaled.forward = lambda hidden, **named: hidden + 0.5 * (own(hidden, **named) - hidden)
     with pytest.raises(ModelRefused, match="no sublayer of llama can be skipped"):
-        part_of("2.attention").apply(model)
+        part_of(skip).apply(model)
 
 
 @pytest.mark.slow

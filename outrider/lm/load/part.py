@@ -71,8 +71,10 @@ class ModelPart:
         if stack is None:
             kind = model.config.model_type
             raise ModelRefused(f"no layers of {kind} can be skipped: it has no list of layers", kind)
-        in_part = {one.layer for one in kept if any((one.layer, kind) in self.skip for kind in KINDS)}
-        if in_part and (why := whole_only(model, [stack[layer] for layer in in_part])):
+        left = {sublayer.layer for sublayer in kept}
+        in_part = len(kept) < len(KINDS) * len(left)
+        # A layer that is kept whole may take up the MLP of the next one, so all have to be of the form.
+        if in_part and (why := whole_only(model, [stack[layer] for layer in left])):
             raise ModelRefused(why, model.config.model_type)
         whole = deepcopy(model.config)
         self.cut(model)
