@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from drafter_service.draft_tree import Growth
-from outrider.model_settings import ModelSettings
+from outrider.model_settings import LearningSettings
 from outrider.runtime.settings import CacheDir, Names, NumberedNames, default_cache_dir
 from outrider.runtime.threads import Threads
 from outrider.skip_set import read_skips
@@ -50,13 +50,7 @@ def _skips(items: tuple[str, ...]) -> tuple[str, ...]:
     return items
 
 
-def _learn(owner: str) -> str:
-    if owner in ("", "public") or owner.removeprefix("tenant:") not in ("", owner):
-        return owner
-    raise ValueError(f"{owner!r} is no owner of what a drafter learns: give public, or tenant:NAME")
-
-
-class DrafterSettings(ModelSettings):
+class DrafterSettings(LearningSettings):
     """Flags of `outrider serve drafter`, variables OUTRIDER_DRAFTER__FIELD."""
 
     role: ClassVar[str] = "drafter"
@@ -110,30 +104,6 @@ class DrafterSettings(ModelSettings):
     """Nodes expanded in one pass, shared by the sessions; each gets at least one."""
     prefill_chunk: Annotated[int, Field(ge=1)] = 256
     """Most committed tokens read in one pass; the rest of a prompt waits for the next one."""
-
-    learn: Annotated[str, AfterValidator(_learn)] = ""
-    """Whose sessions the drafter learns from: tenant:NAME (the drafter then drafts for that tenant alone), or
-    public (see learn_from). Default: nobody's, and the weights stay as they are."""
-    learn_from: Names = ()
-    """With learn=public: tenants whose sessions the drafter learns from, separated by commas; * is every
-    tenant. The drafter drafts for all tenants."""
-    learn_dir: CacheDir = None
-    """Folder of the learnt weights, for this drafter alone; with learn it must be given."""
-    learn_buffer_mb: Annotated[int, Field(ge=1)] = 16
-    """Memory for text to learn from and to score with, in MiB; a quarter is for scoring."""
-    learn_every: Annotated[int, Field(ge=1)] = 512
-    """A lesson is due after this many committed tokens that the drafter had not drafted."""
-    learn_steps: Annotated[int, Field(ge=1)] = 60
-    """Steps of training in a lesson, of 8 passages each."""
-    learn_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
-    """Highest learning rate of a lesson."""
-    learn_memory_mb: Annotated[int, Field(ge=64)] = 2048
-    """Most memory that the process of a lesson may write to, in MiB."""
-    learn_cores: Annotated[int, Field(ge=1)] = 1
-    """Cores that a lesson computes on. Its process has the lowest priority, and pauses while sessions run and
-    fewer cores are idle."""
-    learn_duty: Annotated[float, Field(gt=0, le=1)] = 0.25
-    """Share of the time in which a lesson's process may run."""
 
     @model_validator(mode="after")
     def _has_weights(self) -> Self:

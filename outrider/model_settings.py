@@ -2,9 +2,9 @@
 
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from outrider.runtime.settings import WorkerSettings
+from outrider.runtime.settings import CacheDir, Names, WorkerSettings
 
 
 class ModelSettings(WorkerSettings):
@@ -42,3 +42,37 @@ class ModelSettings(WorkerSettings):
                 "compute in float32; leave one of them out"
             )
         return self
+
+
+def _learn(owner: str) -> str:
+    if owner in ("", "public") or owner.removeprefix("tenant:") not in ("", owner):
+        return owner
+    raise ValueError(f"{owner!r} is no owner of what is learnt: give public, or tenant:NAME")
+
+
+class LearningSettings(ModelSettings):
+    """Base of the settings of services whose weights may learn from traffic."""
+
+    learn: Annotated[str, AfterValidator(_learn)] = ""
+    """Whose sessions the weights that draft learn from: tenant:NAME (they then draft for that tenant
+    alone), or public (see learn_from). Default: nobody's, and the weights stay as they are."""
+    learn_from: Names = ()
+    """With learn=public: tenants whose sessions are learnt from, separated by commas; * is every tenant. The
+    weights draft for all tenants."""
+    learn_dir: CacheDir = None
+    """Folder of the learnt weights, for this process alone; with learn it must be given."""
+    learn_buffer_mb: Annotated[int, Field(ge=1)] = 16
+    """Memory for text to learn from and to score with, in MiB; a quarter is for scoring."""
+    learn_every: Annotated[int, Field(ge=1)] = 512
+    """A lesson is due after this many committed tokens that were not drafted."""
+    learn_steps: Annotated[int, Field(ge=1)] = 60
+    """Steps of training in a lesson, of 8 passages each."""
+    learn_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
+    """Highest learning rate of a lesson."""
+    learn_memory_mb: Annotated[int, Field(ge=64)] = 2048
+    """Most memory that the process of a lesson may write to, in MiB."""
+    learn_cores: Annotated[int, Field(ge=1)] = 1
+    """Cores that a lesson computes on. Its process has the lowest priority, and pauses while sessions run and
+    fewer cores are idle."""
+    learn_duty: Annotated[float, Field(gt=0, le=1)] = 0.25
+    """Share of the time in which a lesson's process may run."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from inspect import signature
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -91,7 +92,7 @@ class OnlineStudent:
             losses.append(float(loss.detach()))
         return losses
 
-    def write(self, folder: str) -> None:
+    def write(self, folder: str | Path) -> None:
         """Writes a Hugging Face folder: float32 weights, configuration, tokenizer."""
         self.model.save_pretrained(folder)
         source = ModelSource.of(self._source)

@@ -21,13 +21,14 @@ from transformers import PreTrainedModel
 from benchmarks.learning.served_pairs import served_pairs
 from benchmarks.learning.traffic import code_prompts, prose_prompts, told
 from benchmarks.shared.envelope import add_pair, command_line, print_result, settings_of
-from drafter_service.learning.collector import EXAM_EVERY, PLACES
-from drafter_service.learning.judge import judge
-from drafter_service.learning.lesson import LessonFailed, LessonProcess
-from drafter_service.learning.order import LessonOrder
-from drafter_service.learning.pace import LessonPace, Surroundings
-from drafter_service.learning.passages import Passage, PassageBuffer
-from drafter_service.learning.versions import WeightVersions
+from drafter_service.learning.service import CHILD
+from outrider.learning.cuts import PLACES, is_exam
+from outrider.learning.judge import judge
+from outrider.learning.lesson import LessonFailed, LessonProcess
+from outrider.learning.order import LessonOrder
+from outrider.learning.pace import LessonPace, Surroundings
+from outrider.learning.passages import Passage, PassageBuffer
+from outrider.learning.versions import WeightVersions
 from outrider.lm.load.model import load_model
 from training.online import agreed_places
 
@@ -79,7 +80,7 @@ class LearningBench:
                 }
             )
             kept = dataclasses.replace(passage, wrong=~learning)
-            self._buffer.add(kept, exam=passage.session % EXAM_EVERY == 0)
+            self._buffer.add(kept, exam=is_exam(passage.session))
             if self._buffer.fresh >= self._settings.every:
                 self._learn(passage.session, index)
         return served
@@ -106,6 +107,7 @@ class LearningBench:
                 order,
                 lessons,
                 exams,
+                child=CHILD,
                 pace=LessonPace(1.0, 1),
                 surroundings=lambda pid: Surroundings(0, 1.0),
                 late_s=600,

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from benchmarks.shared.heldout import held_out_records, tokenizer_of
-from drafter_service.learning.collector import CONTEXT, PLACES
-from drafter_service.learning.passages import Passage
 from drafter_service.learning.service import TOPS
+from outrider.learning.cuts import CONTEXT, PLACES
+from outrider.learning.passages import Passage
 
 BATCH = 16
 """Prompts that the target answers at once."""

@@ -2,23 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 
 import numpy as np
 
-from drafter_service.learning.owner import LearnOwner
-from drafter_service.learning.passages import Passage, PassageBuffer
+from outrider.learning.cuts import PLACES, cuts, is_exam, session_number
+from outrider.learning.owner import LearnOwner
+from outrider.learning.passages import Passage, PassageBuffer
 from outrider.source.followed import FollowedSession
-from outrider.wire.codec import SessionKey
 from speculative.observed import TopIds
-
-PLACES = 64
-"""Places of a passage, at most."""
-CONTEXT = 192
-"""Ids before the first place, at most."""
-EXAM_EVERY = 4
-"""About one session in this many is for scoring: lessons train on nothing of that session. A session's name
-decides, so a session that is followed anew stays where it was, and so do all answers to one prompt."""
 
 
 @dataclass(slots=True)
@@ -65,7 +56,7 @@ class Collector:
             return
         kept = self._open.get(session)
         if kept is None:
-            kept = self._open[session] = _OpenPassage(_number(session.key))
+            kept = self._open[session] = _OpenPassage(session_number(session.key.tenant, session.key.session))
         length, count = len(session.ids), len(usable)
         if kept.end != length - count:
             self._close(session, kept)  # places without tops lie between
@@ -84,23 +75,15 @@ class Collector:
         """Adds the open places as passages of at most PLACES places, and begins anew."""
         tops, wrong, first = kept.tops, kept.wrong, kept.end - len(kept.tops)
         kept.tops, kept.wrong = [], []
-        for low in range(0, len(tops), PLACES):
-            high = min(len(tops), low + PLACES)
-            start = max(0, first + low - CONTEXT)
-            if start == first + low:
-                continue  # nothing comes before the first id
+        for start, low, high in cuts(first, kept.end):
+            said = tops[low - first : high - first]
             passage = Passage(
                 session.key.tenant,
                 kept.number,
                 start,
-                np.array(session.ids.array[start : first + high], dtype=np.uint32),
-                np.array([top.ids for top in tops[low:high]], dtype=np.uint32),
-                np.array([top.logprobs for top in tops[low:high]], dtype=np.float16),
-                np.array(wrong[low:high]),
+                np.array(session.ids.array[start:high], dtype=np.uint32),
+                np.array([top.ids for top in said], dtype=np.uint32),
+                np.array([top.logprobs for top in said], dtype=np.float16),
+                np.array(wrong[low - first : high - first]),
             )
-            self.buffer.add(passage, exam=kept.number % EXAM_EVERY == 0)
-
-
-def _number(key: SessionKey) -> int:
-    """A number that all choices of a session share, the same each time that the session is followed."""
-    return int.from_bytes(blake2b(f"{key.tenant}\0{key.session}".encode(), digest_size=6).digest())
+            self.buffer.add(passage, exam=is_exam(kept.number))

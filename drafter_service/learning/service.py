@@ -1,19 +1,22 @@
 """Puts a learning drafter together from its settings."""
 
 import logging
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import torch
 
 from drafter_service.drafters import Drafter, load
 from drafter_service.learning.collector import Collector
-from drafter_service.learning.learner import OUTCOMES, Learner, LearnPlan
-from drafter_service.learning.owner import LearnOwner
-from drafter_service.learning.passages import PassageBuffer
-from drafter_service.learning.versions import BASE, WeightVersions
 from drafter_service.learning.worker import LearningWorker
 from drafter_service.settings import DrafterSettings
+from outrider.learning.from_settings import folder_of, plan_of, refuse_unused
+from outrider.learning.learner import Learner
+from outrider.learning.metrics import LearningMetrics
+from outrider.learning.owner import LearnOwner
+from outrider.learning.passages import PassageBuffer
+from outrider.learning.versions import BASE, WeightVersions
 from outrider.lm.device.placement import find_device
 from outrider.lm.load.weights_digest import weights_digest
 from outrider.runtime.metrics import Metrics
@@ -25,47 +28,56 @@ log = logging.getLogger(__name__)
 
 TOPS = 8
 """The target's likeliest ids that a learning drafter asks for at each place."""
-
-
-class LearningMetrics:
-    """The metrics of lessons: their outcomes, their pauses, and the acceptance of the weights."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._lessons = metrics.counter(
-            "lessons", "Ends of lessons, by outcome; better and earlier_better swapped weights.", ("outcome",)
-        )
-        for outcome in OUTCOMES:
-            self._lessons.labels(outcome)
-        self._paused = metrics.counter("lessons_paused_seconds", "Time for which lessons were paused.")
-        self._acceptance = metrics.gauge(
-            "learning_acceptance",
-            "Acceptance of the serving weights on the passages kept for scoring, teacher-forced.",
-        )
-
-    def ended(self, outcome: str) -> None:
-        """Counts the end of one lesson."""
-        self._lessons.labels(outcome).inc()
-
-    def scored(self, version: int, acceptance: float) -> None:
-        """Shows the acceptance of the version that serves."""
-        self._acceptance.set(acceptance)
-
-    def paused(self, seconds: float) -> None:
-        """Counts the time for which a child was paused."""
-        self._paused.inc(seconds)
+CHILD = "drafter_service.learning.child"
+"""The module that a lesson's process runs."""
 
 
 def learning_of(settings: DrafterSettings, metrics: Metrics) -> "Learning | None":
     """What a drafter needs to learn; None: it learns from nobody. Raises InvalidRequest."""
     if settings.learn:
         return Learning(settings, metrics)
-    for flag, given in (("--learn-dir", settings.learn_dir), ("--learn-from", settings.learn_from)):
-        if given:
-            raise InvalidRequest(
-                f"{flag} is given without --learn, so nothing would be learnt: give --learn tenant:NAME or "
-                f"--learn public, or drop {flag}"
-            )
+    refuse_unused(settings)
     return None
+
+
+class ServingDrafter:
+    """A worker's drafter as a learner swaps it.
+
+    Args:
+        worker: drafts with it.
+        load: loads the drafter of a folder or id as the first one was loaded; raises OutriderError.
+        called: what a version is called, for people.
+    """
+
+    def __init__(
+        self, worker: LearningWorker, load: Callable[[str], Drafter], called: Callable[[int], str]
+    ) -> None:
+        self._worker = worker
+        self._load = load
+        self._called = called
+
+    @property
+    def sessions(self) -> int:
+        """Number of sessions that the drafter follows now."""
+        return len(self._worker.roster)
+
+    def load(self, name: str) -> Drafter:
+        """The drafter of a folder or id. Raises OutriderError."""
+        return self._load(name)
+
+    def swap(self, loaded: Drafter, version: int) -> "Future[Drafter]":
+        """Has a version draft from the next pass on."""
+
+        def replace() -> Drafter:
+            before = self._worker.replace(loaded, self._called(version))
+            self._worker.version = version
+            return before
+
+        return self._worker.call(replace)
+
+    def discard(self, loaded: Drafter) -> None:
+        """Shuts a drafter down."""
+        loaded.shut_down()
 
 
 class Learning:
@@ -77,8 +89,7 @@ class Learning:
     def __init__(self, settings: DrafterSettings, metrics: Metrics) -> None:
         self._settings = settings
         self._owner = LearnOwner.of(settings.learn, settings.learn_from)
-        if settings.learn_dir is None:
-            raise InvalidRequest("learn needs a folder for learnt weights: give --learn-dir")
+        folder = folder_of(settings)
         if settings.skip or settings.exit_layer:
             raise InvalidRequest("a part of a model cannot learn: drop --skip and --exit-layer, or --learn")
         if settings.drafter != "causal_lm":
@@ -88,7 +99,7 @@ class Learning:
         if find_device(settings.device).type != "cpu":
             raise InvalidRequest("a drafter learns on the CPU alone: give --device cpu, or drop --learn")
         self._versions = WeightVersions(
-            settings.learn_dir, settings.model, self._owner.label, weights_digest(settings.model)
+            folder, settings.model, self._owner.label, weights_digest(settings.model)
         )
         self._metrics = LearningMetrics(metrics)
         self._threads: int | None = None
@@ -111,20 +122,11 @@ class Learning:
         """The worker of a loaded drafter, which learns from now on."""
         settings = self._settings
         buffer = PassageBuffer(settings.learn_buffer_mb * 2**20)
-        plan = LearnPlan(
-            settings.learn_every,
-            settings.learn_steps,
-            settings.learn_rate,
-            settings.learn_memory_mb,
-            settings.learn_cores,
-            settings.learn_duty,
-        )
-        name = settings.model.rstrip("/").rpartition("/")[2]
-        learner = Learner(plan, buffer, self._versions, self._again, name, self._metrics)
+        learner = Learner[Drafter](plan_of(settings), buffer, self._versions, CHILD, self._metrics)
         version = self._versions.state.current
         worker = LearningWorker(
             drafter,
-            replace(profile, model=learner.name_of(version), tops=TOPS, tenant=self._owner.tenant),
+            replace(profile, model=self._called(version), tops=TOPS, tenant=self._owner.tenant),
             publish,
             growth=settings.growth,
             nodes_per_pass=settings.nodes_per_pass,
@@ -134,8 +136,13 @@ class Learning:
             ended=learner.stop,
             version=version,
         )
-        learner.start(worker)
+        learner.start(ServingDrafter(worker, self._again, self._called))
         return worker
+
+    def _called(self, version: int) -> str:
+        """What a version is called, for people."""
+        name = self._settings.model.rstrip("/").rpartition("/")[2]
+        return name if version == BASE else f"{name} (learnt {version})"
 
     def _again(self, name: str) -> Drafter:
         """The drafter of another version, with the settings of the serving drafter; any thread."""

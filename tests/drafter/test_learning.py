@@ -10,12 +10,12 @@ import torch
 
 from drafter_service.draft_tree import Growth
 from drafter_service.learning.child import carry_out
-from drafter_service.learning.order import LessonOrder
-from drafter_service.learning.passages import Passage
 from drafter_service.learning.service import learning_of
-from drafter_service.learning.versions import BASE, WeightVersions
 from drafter_service.settings import DrafterSettings
 from drafter_service.worker import DrafterWorker
+from outrider.learning.order import LessonOrder
+from outrider.learning.passages import Passage
+from outrider.learning.versions import BASE, WeightVersions
 from outrider.lm.load.model import load_model
 from outrider.runtime.metrics import Metrics
 from outrider.source.events import DecodingRequest, Follow, Outgoing, Progress, StreamClosed

@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drafter_service.learning.collector import CONTEXT, PLACES, Collector
-from drafter_service.learning.judge import LessonVerdict, Score, judge
-from drafter_service.learning.owner import LearnOwner
-from drafter_service.learning.pace import CALM_S, LessonPace, Surroundings
-from drafter_service.learning.passages import Passage, PassageBuffer, from_bytes, to_bytes
+from drafter_service.learning.collector import Collector
+from outrider.learning.cuts import CONTEXT, PLACES
+from outrider.learning.judge import LessonVerdict, Score, judge
+from outrider.learning.owner import LearnOwner
+from outrider.learning.pace import CALM_S, LessonPace, Surroundings
+from outrider.learning.passages import Passage, PassageBuffer, from_bytes, to_bytes
 from outrider.source.events import Follow
 from outrider.source.followed import FollowedIds, FollowedSession, SourceProfile
 from outrider.wire.codec import SessionKey

@@ -13,14 +13,15 @@ import pytest
 from drafter_service.draft_tree import Growth
 from drafter_service.drafters import Drafter, load
 from drafter_service.learning.collector import Collector
-from drafter_service.learning.learner import Learner, LearnPlan
-from drafter_service.learning.lesson import LessonFailed, LessonProcess
-from drafter_service.learning.owner import LearnOwner
-from drafter_service.learning.pace import LessonPace, Surroundings
-from drafter_service.learning.passages import PassageBuffer
-from drafter_service.learning.versions import WeightVersions
+from drafter_service.learning.service import CHILD, ServingDrafter
 from drafter_service.learning.worker import LearningWorker
 from drafter_service.settings import DrafterSettings
+from outrider.learning.learner import Learner, LearnPlan
+from outrider.learning.lesson import LessonFailed, LessonProcess
+from outrider.learning.owner import LearnOwner
+from outrider.learning.pace import LessonPace, Surroundings
+from outrider.learning.passages import PassageBuffer
+from outrider.learning.versions import WeightVersions
 from outrider.source.followed import SourceProfile
 from tests.drafter.support.lessons import order, taught
 from tests.integration.live import until
@@ -54,11 +55,9 @@ class School:
         self.buffer = PassageBuffer(1 << 24)
         self.versions = WeightVersions(folder, str(model), "tenant:ann", "digest")
 
-    def learner(self, **plan: Any) -> Learner:
+    def learner(self, **plan: Any) -> Learner[Drafter]:
         values: dict[str, Any] = {"steps": 40, "rate": 3e-3, "duty": 1.0, "every": 1 << 60}
-        learner = Learner(
-            LearnPlan(**values | plan), self.buffer, self.versions, self._load, "tiny", self.counts
-        )
+        learner = Learner[Drafter](LearnPlan(**values | plan), self.buffer, self.versions, CHILD, self.counts)
         self.worker = LearningWorker(
             self._load(self.versions.name_of(self.versions.state.current)),
             SourceProfile("drafter", "tiny"),
@@ -72,7 +71,7 @@ class School:
         )
         self.thread = threading.Thread(target=self.worker.run)
         self.thread.start()
-        learner.start(self.worker)
+        learner.start(ServingDrafter(self.worker, self._load, self._called))
         return learner
 
     def teach(self, target: Path, seed: int) -> None:
@@ -81,10 +80,13 @@ class School:
         for passage in taught(target, 64, seed):
             self.buffer.add(passage, exam=passage.session % 4 == 0)
 
-    def close(self, learner: Learner) -> None:
+    def close(self, learner: Learner[Drafter]) -> None:
         learner.stop()
         self.worker.stop()
         self.thread.join(60)
+
+    def _called(self, version: int) -> str:
+        return f"tiny (learnt {version})" if version else "tiny"
 
     def _load(self, name: str) -> Drafter:
         return load(DrafterSettings(model=name, threads=1, passes="eager", cache_dir=None))
@@ -161,7 +163,9 @@ def _kill_amid_the_weights(folder: Path) -> None:
 def started(tiny_llama_b: Path, tmp_path: Path) -> Callable[..., LessonProcess]:
     def start(pace: LessonPace, **given: Any) -> LessonProcess:
         wanted = order(tiny_llama_b, tmp_path / "1", **given)
-        return LessonProcess(wanted, [], [], pace=pace, surroundings=lambda pid: CALM, late_s=300)
+        return LessonProcess(
+            wanted, [], [], child=CHILD, pace=pace, surroundings=lambda pid: CALM, late_s=300
+        )
 
     return start
 

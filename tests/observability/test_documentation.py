@@ -10,7 +10,6 @@ import pytest
 import yaml
 from prometheus_client.core import Metric
 
-from drafter_service.learning.service import LearningMetrics
 from drafter_service.service import build as build_drafter
 from drafter_service.settings import DrafterSettings
 from orchestrator.fleet.verifier_link import VerifierLost
@@ -18,6 +17,7 @@ from orchestrator.front.http.errors import describe_error
 from orchestrator.front.http.field_faults import FieldRefused
 from orchestrator.service import build as build_orchestrator
 from orchestrator.settings import OrchestratorSettings
+from outrider.learning.metrics import LearningMetrics
 from outrider.runtime.metrics import Metrics
 from outrider.runtime.serve import ServiceContext
 from outrider.wire.status import status_of

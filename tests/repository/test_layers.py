@@ -44,6 +44,10 @@ LAYERS = {
         ),
     ),
     "outrider.model_settings": Layer(("outrider.runtime",), ("pydantic",)),
+    "outrider.learning": Layer(
+        ("speculative", "outrider.model_settings", "outrider.runtime.lifeline", "outrider.runtime.metrics"),
+        ("numpy",),
+    ),
     "outrider.announcing": Layer(("speculative", "outrider.wire", "outrider.runtime", "outrider.v1"), RPC),
     "outrider.source": Layer(
         (
@@ -141,6 +145,7 @@ LAYERS = {
         (
             *SHARED,
             "outrider.announcing",
+            "outrider.learning",
             "outrider.model_settings",
             "outrider.skip_set",
             "outrider.source",
@@ -148,14 +153,9 @@ LAYERS = {
         ),
         (*RPC, "numpy", "pydantic", "prometheus_client", *TORCH),
     ),
-    # Runs in a process of its own, which a service starts and never imports.
+    # Run in processes of their own, which a service starts and never imports.
     "drafter_service.learning.child": Layer(
-        (
-            "outrider.runtime.lifeline",
-            "drafter_service.learning.order",
-            "drafter_service.learning.passages",
-            "training",
-        ),
+        ("outrider.learning", "training"),
         TORCH,
     ),
     "retrieval_service": Layer(

@@ -17,7 +17,7 @@ from benchmarks.experiments.pair import ModelPair, Scale
 from benchmarks.learning.traffic import code_prompts, prose_prompts, told
 from benchmarks.plots.curves import Curve, Panel
 from benchmarks.shared.resumable import Key
-from drafter_service.learning.passages import Passage
+from outrider.learning.passages import Passage
 from outrider.lm.load.model import load_model
 from training.online import OnlineStudent, agreed_places
 

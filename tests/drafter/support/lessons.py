@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from drafter_service.learning.order import LessonOrder
-from drafter_service.learning.passages import Passage, to_bytes
+from outrider.learning.order import LessonOrder
+from outrider.learning.passages import Passage, to_bytes
 from outrider.lm.load.model import load_model
 
 

@@ -1,4 +1,4 @@
-"""The order of a lesson, as it goes from the drafter to the child process."""
+"""The order of a lesson, as it goes from the service to the child process."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -22,6 +22,7 @@ class LessonOrder:
         memory_mb: most memory that the child may write to, in MiB.
         cores: most cores to compute on.
         seconds: most processor time, in seconds.
+        target: folder or id of the target that a head belongs to; empty: the model is whole.
     """
 
     source: str
@@ -34,6 +35,7 @@ class LessonOrder:
     memory_mb: int
     cores: int
     seconds: int
+    target: str = ""
 
     def to_json(self) -> str:
         """The order as the child reads it."""

@@ -1,24 +1,22 @@
 """The thread that runs lessons, has their weights judged, and swaps them in and back.
 
-Whatever goes wrong, the drafter goes on with the weights it has: a lesson that fails leaves a count, a log
+Whatever goes wrong, the service goes on with the weights it has: a lesson that fails leaves a count, a log
 line and nothing else.
 """
 
 import logging
 import threading
-from collections.abc import Callable
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
-from drafter_service.drafters import Drafter
-from drafter_service.learning.judge import LEAST_SESSIONS, LessonVerdict, judge
-from drafter_service.learning.lesson import CoreMeter, LessonFailed, LessonProcess, LessonResult
-from drafter_service.learning.order import LessonOrder
-from drafter_service.learning.pace import LessonPace, Surroundings
-from drafter_service.learning.passages import PassageBuffer
-from drafter_service.learning.versions import BASE, WeightVersions
-from drafter_service.learning.worker import LearningWorker
+from outrider.learning.judge import LEAST_SESSIONS, LessonVerdict, judge
+from outrider.learning.lesson import CoreMeter, LessonFailed, LessonProcess, LessonResult
+from outrider.learning.order import LessonOrder
+from outrider.learning.pace import LessonPace, Surroundings
+from outrider.learning.passages import PassageBuffer
+from outrider.learning.versions import WeightVersions
 from speculative.errors import OutriderError
 
 log = logging.getLogger(__name__)
@@ -59,8 +57,34 @@ class LearnPlan:
     seconds: int = 600
 
 
+T = TypeVar("T")
+
+
+class Serving(Protocol[T]):
+    """What drafts with the weights, and swaps them between two passes; called from the learner's thread."""
+
+    @property
+    def sessions(self) -> int:
+        """Number of sessions that it works for now."""
+
+    def load(self, name: str) -> T:
+        """What drafts with the weights of a folder or id, as it was loaded at the start.
+
+        Raises OutriderError, OSError or RuntimeError for weights that do not load.
+        """
+
+    def swap(self, loaded: T, version: int) -> "Future[T]":
+        """Has a version draft from the next pass on; the future gets what drafted before.
+
+        The future raises ValueError, with nothing changed, for what cannot take the place of that.
+        """
+
+    def discard(self, loaded: T) -> None:
+        """Frees what no longer drafts, or never will."""
+
+
 class Counted(Protocol):
-    """Takes the counts of lessons, and the acceptance of weights; see `service.LearningMetrics`."""
+    """Takes the counts of lessons, and the acceptance of weights; see `metrics.LearningMetrics`."""
 
     def ended(self, outcome: str) -> None:
         """Counts the end of one lesson."""
@@ -72,13 +96,13 @@ class Counted(Protocol):
         """Counts the time for which a child was paused."""
 
 
-class Learner:
+class Learner(Generic[T]):
     """Runs lessons in a thread of its own, from `start` to `stop`.
 
     Args:
-        load: loads the drafter of a model folder or id, as it was loaded at the start; raises OutriderError.
-        model: the given model's name, for people.
+        child: module that a lesson's process runs.
         counted: takes counts.
+        target: folder or id of the target that the weights belong to; empty: the weights are a whole model.
     """
 
     def __init__(
@@ -86,26 +110,26 @@ class Learner:
         plan: LearnPlan,
         buffer: PassageBuffer,
         versions: WeightVersions,
-        load: Callable[[str], Drafter],
-        model: str,
+        child: str,
         counted: Counted,
+        target: str = "",
     ) -> None:
         self._plan = plan
         self._buffer = buffer
         self._versions = versions
-        self._load = load
-        self._model = model
+        self._child = child
         self._counted = counted
+        self._target = target
         self._meter = CoreMeter()
         self._pace = LessonPace(plan.duty, plan.cores)
         self._stopped = threading.Event()
         self._lesson: LessonProcess | None = None
-        self._worker: LearningWorker | None = None
+        self._serving: Serving[T] | None = None
         self._thread = threading.Thread(target=self._run, name="learning", daemon=True)
 
-    def start(self, worker: LearningWorker) -> None:
-        """Starts the thread, which swaps the weights of this worker."""
-        self._worker = worker
+    def start(self, serving: Serving[T]) -> None:
+        """Starts the thread, which swaps the weights of what serves."""
+        self._serving = serving
         self._thread.start()
 
     def stop(self) -> None:
@@ -142,10 +166,6 @@ class Learner:
         self._ended(verdict.reason, told, candidate)
         return verdict
 
-    def name_of(self, version: int) -> str:
-        """What a version is called, for people."""
-        return self._model if version == BASE else f"{self._model} (learnt {version})"
-
     def _run(self) -> None:
         while not self._stopped.wait(CHECK_S):
             if self.is_due:
@@ -171,9 +191,16 @@ class Learner:
             memory_mb=plan.memory_mb,
             cores=plan.cores,
             seconds=plan.seconds,
+            target=self._target,
         )
         self._lesson = lesson = LessonProcess(
-            order, lessons, exams, pace=self._pace, surroundings=self._look, late_s=LATE_S
+            order,
+            lessons,
+            exams,
+            child=self._child,
+            pace=self._pace,
+            surroundings=self._look,
+            late_s=LATE_S,
         )
         if self._stopped.is_set():
             lesson.stop()
@@ -184,27 +211,25 @@ class Learner:
 
     def _swap(self, version: int) -> bool:
         """Has a version draft from the next pass on; False where its weights do not load."""
-        worker = self._worker
-        assert worker is not None, "lessons run after `start`"
+        serving = self._serving
+        assert serving is not None, "lessons run after `start`"
         try:
-            drafter = self._load(self._versions.name_of(version))
+            loaded = serving.load(self._versions.name_of(version))
         except (OutriderError, OSError, RuntimeError) as error:
             self._ended("unloadable", str(error), version)
             return False
-
-        def replace() -> Drafter:
-            before = worker.replace(drafter, self.name_of(version))
-            worker.version = version
-            return before
-
-        swapped = worker.call(replace)
+        swapped = serving.swap(loaded, version)
         while True:
             try:
                 before = swapped.result(CHECK_S)
             except FutureTimeout:
                 if self._stopped.is_set() and swapped.cancel():
-                    drafter.shut_down()
+                    serving.discard(loaded)
                     return False
+            except ValueError as error:
+                serving.discard(loaded)
+                self._ended("unloadable", str(error), version)
+                return False
             else:
                 break
         try:
@@ -212,12 +237,12 @@ class Learner:
         except OSError as error:  # a restart would go back to the weights before, which stay on disk
             log.warning("the weights that serve cannot be noted in --learn-dir: %s", error)
         finally:
-            before.shut_down()
+            serving.discard(before)
         return True
 
     def _look(self, pid: int) -> Surroundings:
-        worker = self._worker
-        return Surroundings(0 if worker is None else len(worker.roster), self._meter.idle(pid))
+        serving = self._serving
+        return Surroundings(0 if serving is None else serving.sessions, self._meter.idle(pid))
 
     def _told(self, result: LessonResult, verdict: LessonVerdict, candidate: int) -> str:
         score, gain = result.score, verdict.difference

@@ -11,7 +11,7 @@ class Surroundings:
     """What the machine is busy with."""
 
     sessions: int
-    """Sessions that the drafter follows now."""
+    """Sessions that the service works for now."""
     idle_cores: float
     """Cores that nothing used lately, those counted as idle that the child itself used."""
 

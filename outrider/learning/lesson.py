@@ -14,10 +14,10 @@ from typing import IO
 
 import numpy as np
 
-from drafter_service.learning.judge import Score
-from drafter_service.learning.order import OUT_OF_MEMORY, LessonOrder
-from drafter_service.learning.pace import LessonPace, Surroundings
-from drafter_service.learning.passages import Passage, to_bytes
+from outrider.learning.judge import Score
+from outrider.learning.order import OUT_OF_MEMORY, LessonOrder
+from outrider.learning.pace import LessonPace, Surroundings
+from outrider.learning.passages import Passage, to_bytes
 
 LOOK_S = 0.1
 """Seconds between two looks at the surroundings."""
@@ -51,6 +51,7 @@ class LessonProcess:
     """A child that carries out one order.
 
     Args:
+        child: module that the child runs; see `child_process`.
         late_s: seconds after which the child is ended, pauses included.
         pace: decides when the child runs.
         surroundings: looks at the machine; called with the id of the process whose work counts as idle.
@@ -62,6 +63,7 @@ class LessonProcess:
         lessons: Sequence[Passage],
         exams: Sequence[Passage],
         *,
+        child: str,
         pace: LessonPace,
         surroundings: Callable[[int], Surroundings],
         late_s: float,
@@ -70,6 +72,7 @@ class LessonProcess:
         self.paused_s = 0.0
         """Seconds for which the child was paused."""
         self._exams = exams
+        self._child = child
         self._pace = pace
         self._surroundings = surroundings
         self._late_s = late_s
@@ -86,7 +89,7 @@ class LessonProcess:
 
         Raises LessonFailed.
         """
-        command = [sys.executable, "-m", "drafter_service.learning.child"]
+        command = [sys.executable, "-m", self._child]
         with subprocess.Popen(
             [*command, self.order.to_json(), str(os.getpid())],
             stdin=subprocess.PIPE,

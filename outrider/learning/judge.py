@@ -1,8 +1,9 @@
 """Which weights serve on: decided by acceptance on passages that nothing was trained on.
 
-A place counts as accepted where the drafter's likeliest id is the target's likeliest one, given the committed
-ids before (teacher-forced). Places of one session depend on each other, so sessions are the samples: the
-interval is that of a ratio estimator over sessions.
+A place counts as accepted where a drafter's likeliest id is the target's likeliest one, given the committed
+ids before (teacher-forced); for a head, as many places as its chain has right. Places of one
+session depend on each other, so sessions are the samples: the interval is that of a ratio estimator over
+sessions.
 """
 
 from collections import defaultdict
@@ -39,7 +40,7 @@ class Score:
     tenants: Sequence[str]
 
     def acceptance(self, version: int) -> float:
-        """Share of accepted places of a version; 0 without a place."""
+        """Accepted places of a version per place; 0 without a place."""
         return float(self.accepted[version].sum() / max(1, self.places.sum()))
 
 

@@ -15,7 +15,7 @@ from typing import IO
 from speculative.errors import InvalidRequest
 
 BASE = 0
-"""Version of the weights that the drafter was given."""
+"""Version of the weights that the service was given."""
 _STATE = "state.json"
 _LOCK = "lock"
 
@@ -25,9 +25,9 @@ class VersionState:
     """Which versions there are."""
 
     owner: str
-    """`LearnOwner.label` of the drafter whose weights these are."""
+    """`LearnOwner.label` of whom these weights belong to."""
     base: str
-    """Digest of the weights that the drafter was given."""
+    """Digest of the weights that the service was given."""
     current: int = BASE
     """Version that serves."""
     previous: int = BASE
@@ -106,8 +106,8 @@ class WeightVersions:
             raise InvalidRequest(f"{path} cannot be read ({error}): remove {self._folder}") from error
         if (found.owner, found.base) != (fresh.owner, fresh.base):
             raise InvalidRequest(
-                f"{self._folder} holds weights of {found.owner} learnt from model {found.base[:12]}; this "
-                f"drafter is of {fresh.owner} with model {fresh.base[:12]}: give another --learn-dir, or "
+                f"{self._folder} holds weights of {found.owner} learnt from model {found.base[:12]}; those "
+                f"given are of {fresh.owner} with model {fresh.base[:12]}: give another --learn-dir, or "
                 "remove this one"
             )
         if found.current != BASE and not (self._folder / str(found.current)).is_dir():
@@ -140,5 +140,5 @@ def _locked(folder: Path) -> IO[str]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         lock.close()
-        raise InvalidRequest(f"{folder} is in use: give each drafter a --learn-dir of its own") from error
+        raise InvalidRequest(f"{folder} is in use: give each process a --learn-dir of its own") from error
     return lock

@@ -1,4 +1,4 @@
-"""Whose text a drafter learns from, and so whom it may draft for."""
+"""Whose text is learnt from, and so whom the learnt weights may draft for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ _ONE = "tenant:"
 
 @dataclass(frozen=True, slots=True)
 class LearnOwner:
-    """The one owner of a learning drafter: a tenant, or the public."""
+    """The one owner of weights that learn: a tenant, or the public."""
 
     tenant: str
-    """The only tenant whose sessions are followed and learnt from; empty: the public."""
+    """The only tenant whose sessions are drafted for and learnt from; empty: the public."""
     teachers: frozenset[str] = frozenset()
-    """Tenants whose text the public's drafter learns from; `*` among them: every tenant."""
+    """Tenants whose text the public's weights learn from; `*` among them: every tenant."""
 
     @classmethod
     def of(cls, learn: str, learn_from: Sequence[str] = ()) -> Self:
@@ -37,7 +37,7 @@ class LearnOwner:
         if not learn.startswith(_ONE) or not name:
             raise InvalidRequest(f"learn is {learn!r}; give public, or tenant:NAME")
         if learn_from:
-            raise InvalidRequest(f"a drafter of {learn} learns from that tenant alone: drop --learn-from")
+            raise InvalidRequest(f"what {learn} owns learns from that tenant alone: drop --learn-from")
         return cls(name)
 
     @property
@@ -46,7 +46,7 @@ class LearnOwner:
         return _ONE + self.tenant if self.tenant else PUBLIC
 
     def may_keep(self, tenant: str, learn: bool) -> bool:
-        """Whether text of a session of this tenant may be kept, given `Follow.learn` of that session."""
+        """Whether text of a session of this tenant may be kept, given `learn` of that session."""
         if not learn:
             return False
         if self.tenant:

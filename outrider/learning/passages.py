@@ -27,9 +27,10 @@ class Passage:
         session: a number for the session; passages of one session count as one sample.
         start: absolute position of `ids[0]`.
         ids: uint32 [context + places]; the places are the last ones.
-        top_ids: uint32 [places, k], the target's likeliest ids at each place, likeliest first.
+        top_ids: uint32 [places, k], the target's likeliest ids at each place, likeliest first; k is 0 where
+            the lesson works them out itself.
         top_logprobs: float16 [places, k], their log-probabilities under the raw logits.
-        wrong: bool [places], whether the drafter did not have the committed id in its tree.
+        wrong: bool [places], whether the committed id was not drafted.
     """
 
     tenant: str
@@ -42,7 +43,7 @@ class Passage:
 
     @property
     def places(self) -> int:
-        """Number of places where the target's likeliest ids are known."""
+        """Number of places to learn from or to score."""
         return len(self.wrong)
 
     @property
@@ -56,7 +57,7 @@ class PassageBuffer:
     """Passages to learn from and passages to score with, at most `most_bytes` together. Safe from any thread.
 
     A full buffer drops the oldest passage of the tenant that holds most, so that no tenant can crowd another
-    one out of what the public's drafter learns and is scored with.
+    one out of what the public's weights learn and are scored with.
     """
 
     def __init__(self, most_bytes: int) -> None:

@@ -1,0 +1,36 @@
+"""What the settings of a service say of its learning."""
+
+from pathlib import Path
+
+from outrider.learning.learner import LearnPlan
+from outrider.model_settings import LearningSettings
+from speculative.errors import InvalidRequest
+
+
+def refuse_unused(settings: LearningSettings) -> None:
+    """Raises InvalidRequest where settings of learning are given without `learn`."""
+    for flag, given in (("--learn-dir", settings.learn_dir), ("--learn-from", settings.learn_from)):
+        if given and not settings.learn:
+            raise InvalidRequest(
+                f"{flag} is given without --learn, so nothing would be learnt: give --learn tenant:NAME or "
+                f"--learn public, or drop {flag}"
+            )
+
+
+def folder_of(settings: LearningSettings) -> Path:
+    """The folder of learnt weights. Raises InvalidRequest where none is given."""
+    if settings.learn_dir is None:
+        raise InvalidRequest("learn needs a folder for learnt weights: give --learn-dir")
+    return settings.learn_dir
+
+
+def plan_of(settings: LearningSettings) -> LearnPlan:
+    """How much is learnt at a time, and within which bounds."""
+    return LearnPlan(
+        settings.learn_every,
+        settings.learn_steps,
+        settings.learn_rate,
+        settings.learn_memory_mb,
+        settings.learn_cores,
+        settings.learn_duty,
+    )
