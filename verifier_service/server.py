@@ -34,6 +34,7 @@ from verifier_service.engine.step import EngineLimits
 from verifier_service.engine.step_cost import StepCostModel
 from verifier_service.engine.thread import EngineThread
 from verifier_service.grammar.grammars import Grammars
+from verifier_service.learning.service import HeadLearning, learning_of
 from verifier_service.loading import (
     description_of,
     digest_of_weights,
@@ -106,6 +107,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         self._target: PackedLM | None = None
         self._engine: EngineThread | None = None
         self._manager: SessionManager | None = None
+        self._learning: HeadLearning | None = None
         self._grammars: Grammars | None = None
         self._description = verifier_pb2.VerifierDescription()
         self._tokenizer = b""
@@ -125,10 +127,12 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         """Loads and checks the target, then starts the engine; readers get beats from the beginning."""
         beats = asyncio.create_task(self._beat_while_loading(), name="beats")
         try:
+            learning = await in_own_thread(learning_of, self._settings, self._metrics)
+            self._learning = learning  # a stop while the target loads closes its folder
             target = await in_own_thread(self._load)
             self._target = target  # a stop while its passes compile closes the target
             amateur = await in_own_thread(load_amateur, self._settings, target)
-            proposers = await in_own_thread(_prepare, target, self._settings)
+            proposers = await in_own_thread(_prepare, target, self._settings, learning)
             await self._compile_passes(target)
             costs = await in_own_thread(self._measure, target)
             tokens = await in_own_thread(tokens_of, target)
@@ -156,6 +160,8 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         )
         self._tasks.append(asyncio.create_task(self._sweep(), name="sweep"))
         self._engine.start()
+        if learning is not None:
+            learning.start(target, self._put, lambda: self._table.running)
 
     async def stop(self, grace: float) -> None:
         """Stops the verifier: refuses new sessions, then ends every stream after `grace` seconds at most.
@@ -173,6 +179,8 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._sources.close()
+        if self._learning is not None:
+            await asyncio.to_thread(self._learning.stop)
         if self._engine is not None and not await asyncio.to_thread(self._engine.stop, 1.0):
             log.warning("a step was still running")
         if self._target is not None:
@@ -298,6 +306,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
             self._sources,
             self._put,
             SessionTracer(self.tracing),
+            *(() if self._learning is None else (self._learning.private, self._learning.collector.stopped)),
         )
 
     def _described(self) -> verifier_pb2.VerifierDescription:
@@ -326,12 +335,16 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
                 log.exception("sweep failed")
 
 
-def _prepare(target: PackedLM, settings: VerifierSettings) -> dict[str, BatchedProposer]:
+def _prepare(
+    target: PackedLM, settings: VerifierSettings, learning: HeadLearning | None
+) -> dict[str, BatchedProposer]:
     """Makes the batched proposers, by source name, and has the target's passes give what they need.
 
     Steps are captured with it, so that none is captured while serving.
     """
-    proposers = {name: plan.make(target) for name, plan in plan_proposers(settings).items()}
+    learnt = {} if learning is None else learning.make_head(target)
+    plans = plan_proposers(settings)
+    proposers = {name: learnt.get(name) or plan.make(target) for name, plan in plans.items()}
     needs = all_needs(proposers.values())
     target.wants = OutcomeWants(needs.tops, needs.layers)
     target.capture_steps()

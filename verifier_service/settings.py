@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from outrider.model_settings import ModelSettings
+from outrider.model_settings import LearningSettings
 from outrider.runtime.settings import CacheDir, Names, default_cache_dir
 from outrider.runtime.threads import Threads
 from outrider.wire.names import checked_source_name
@@ -23,7 +23,7 @@ def named_head(text: str) -> tuple[str, str]:
     return (name, checkpoint) if equals and "/" not in name else ("", text)
 
 
-class VerifierSettings(ModelSettings):
+class VerifierSettings(LearningSettings):
     """Flags of `outrider serve verifier`, variables OUTRIDER_VERIFIER__FIELD."""
 
     role: ClassVar[str] = "verifier"
@@ -109,6 +109,24 @@ class VerifierSettings(ModelSettings):
         if self.kv_dtype == "int8" and self.ranks > 1:
             raise ValueError(
                 f"kv_dtype = int8 beside ranks = {self.ranks}: int8 runs on one rank alone; leave one out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_head_learns(self) -> Self:
+        if not self.learn:
+            return self
+        if not self.heads:
+            raise ValueError(
+                f"learn = {self.learn}, and there is no head to learn: name one in heads, or leave learn out"
+            )
+        if len(self.heads) > 1:
+            raise ValueError(
+                f"learn = {self.learn} beside {len(self.heads)} heads: only one learns; name one in heads"
+            )
+        if self.ranks > 1:
+            raise ValueError(
+                f"learn = {self.learn} beside ranks = {self.ranks}: heads take one rank alone; leave one out"
             )
         return self
 

@@ -26,6 +26,7 @@ from retrieval_service.settings import RetrievalSettings
 from speculative import errors
 from tests.verifier.support.harness import serving
 from tests.verifier.support.ngram_lm import NgramLM
+from verifier_service.learning.service import HeadLearningMetrics
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ROOT / "deploy/helm/outrider/files"
@@ -49,6 +50,7 @@ async def exported() -> dict[str, list[Metric]]:
     await service.stop(0.0)
     async with serving(NgramLM(8)) as verifier:
         await verifier.generate([1, 2, 3, 1, 2], new=20, sources=[("lookup", "")])
+        HeadLearningMetrics(verifier.metrics)  # which only a verifier whose head learns has
         found["verifier"] = list(verifier.metrics.registry.collect())
     drafter = Metrics("drafter")
     unused = DrafterSettings(model="unused")

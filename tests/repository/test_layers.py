@@ -134,6 +134,7 @@ LAYERS = {
         (
             *SHARED,
             "outrider.announcing",
+            "outrider.learning",
             "outrider.model_settings",
             "outrider.lm",
             "verifier_service.grammar",
@@ -158,6 +159,7 @@ LAYERS = {
         ("outrider.learning", "training"),
         TORCH,
     ),
+    "verifier_service.learning.child": Layer(("outrider.learning", "training"), TORCH),
     "retrieval_service": Layer(
         (
             *SHARED,

@@ -7,7 +7,7 @@ target, the simulator with a toy target on a virtual clock.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from outrider.lm.plan import SequenceRows
@@ -24,6 +24,7 @@ from verifier_service.engine.messages import (
     Park,
     Sources,
     StepReport,
+    SwapProposer,
     Update,
     WaitFor,
 )
@@ -32,7 +33,14 @@ from verifier_service.engine.scheduler import Scheduler
 from verifier_service.engine.session import Session
 from verifier_service.engine.session_pool import Matched, Part, SessionPool
 from verifier_service.engine.stats import CountsByName, EngineTotals, PassTimes, StepMeter, Unmeasured
-from verifier_service.engine.step import EngineLimits, PassOutcome, chunk_size, schedule_rows
+from verifier_service.engine.step import (
+    DraftWait,
+    EngineLimits,
+    PassOutcome,
+    StepPlan,
+    chunk_size,
+    schedule_rows,
+)
 from verifier_service.engine.step_cost import StepCostModel
 from verifier_service.observe.round_log import Step
 from verifier_service.proposers.batched import BatchedProposer, SeenRound
@@ -74,34 +82,6 @@ class Idle:
     report: StepReport
 
 
-@dataclass(slots=True)
-class _Plan:
-    """A step before its drafted nodes are admitted."""
-
-    ready: list[Session]
-    sizes: list[int]
-    depth: float
-    drafts: bool
-    """Whether drafted nodes may be admitted."""
-    held_back: int
-    """Number of drafts that proposers held back."""
-    step_ms: float
-    """Expected duration of the step, in ms."""
-
-
-@dataclass(slots=True)
-class _Wait:
-    """A step of one session that is held back for drafts."""
-
-    plan: _Plan
-    began_s: float | None = None
-    """When the wait began; None until the step's report is out."""
-    waited_for: set[int] = field(default_factory=set)
-    """Sources that were worth waiting for, by source index."""
-    came: set[int] = field(default_factory=set)
-    """Sources that have sent a draft meanwhile, by source index."""
-
-
 class EngineCore:
     """Decodes sessions, one pass at a time.
 
@@ -136,7 +116,7 @@ class EngineCore:
         """What remote sources cost the target, measured."""
         self._began_s: float | None = None
         """When the step began, by the meter's clock; None: it reads prompts, too, or the budget is fixed."""
-        self._wait: _Wait | None = None
+        self._wait: DraftWait | None = None
         self._computing: TargetPass | None = None
         self._postponed: list[Command] = []
 
@@ -151,6 +131,9 @@ class EngineCore:
             if later is not None:
                 self._postponed.append(later)
             return
+        if self._wait is not None and isinstance(command, SwapProposer):
+            self._postponed.append(command)  # the step's proposers have been told of its sessions
+            return
         if self._wait is not None and isinstance(command, Offers):
             self._wait.came |= {fragment.source for _, fragment in command.drafts}
         self._carry_out(command, now_s)
@@ -160,6 +143,7 @@ class EngineCore:
         assert self._computing is None, "one pass is computed at a time"
         if self._wait is not None:
             return self._go_on_waiting(self._wait, now_s)
+        self._carry_out_postponed()  # of a wait that ended without a pass
         self.sessions.expire(now_s)
         self.sessions.at(now_s)
         ready = self.sessions.ready()
@@ -170,7 +154,7 @@ class EngineCore:
         # A step that may wait for drafts has its report published first. Any other step has it published as
         # the forward begins, so that the event loop's work overlaps with that and not with this thread's.
         if len(ready) == 1 and ready[0].sources.may_be_awaited and self._limits.wait_ms_most > 0:
-            self._wait = _Wait(plan)
+            self._wait = DraftWait(plan)
             return AwaitDrafts(now_s, self._report(stepping=True, step_ms=plan.step_ms))
         parts = self._parts(plan)
         report = self._report(stepping=bool(parts), step_ms=plan.step_ms)
@@ -252,6 +236,8 @@ class EngineCore:
                         changed.use_sources(sources)
             case Observe() | WaitFor():
                 sessions.take_wish(command)
+            case SwapProposer():
+                self.proposers.swap(command)
 
     def _carry_out_postponed(self) -> None:
         postponed, self._postponed = self._postponed, []
@@ -265,7 +251,7 @@ class EngineCore:
         offers.in_flight.taken += len(offers.drafts) - len(left)
         return Offers(left, offers.arrived_s, offers.in_flight) if left else None
 
-    def _schedule(self, ready: list[Session]) -> _Plan:
+    def _schedule(self, ready: list[Session]) -> StepPlan:
         """Uncomputed ids that the step computes of each session, and whether it may admit drafts."""
         nodes = [session.likely_nodes for session in ready]
         sizes = uncomputed = [session.uncomputed for session in ready]
@@ -284,7 +270,7 @@ class EngineCore:
             self._propose(ready, sizes, depth)
         drafts &= self.sessions.fit(ready, sizes)
         step_ms = self._costs.expected_ms(sum(sizes) + sum(nodes), len(ready), depth)
-        return _Plan(ready, sizes, depth, drafts, held_back if drafts else 0, step_ms)
+        return StepPlan(ready, sizes, depth, drafts, held_back if drafts else 0, step_ms)
 
     def _chunk(self, ready: list[Session]) -> int:
         """Number of rows that prompts may share with decoding in this step."""
@@ -324,7 +310,7 @@ class EngineCore:
         with self._meter.proposing():
             self.proposers.draft(drafting, expected)
 
-    def _parts(self, plan: _Plan) -> list[Part]:
+    def _parts(self, plan: StepPlan) -> list[Part]:
         """Every session's rows in this step: its uncomputed ids, and the drafted nodes that are admitted."""
         taking: list[tuple[Session, int]] = []
         rankings: list[Sequence[float]] = []
@@ -365,7 +351,7 @@ class EngineCore:
         self._computing = TargetPass(parts, sequences, rows, nodes, depth, report)
         return self._computing
 
-    def _go_on_waiting(self, wait: _Wait, now_s: float) -> TargetPass | AwaitDrafts | Idle:
+    def _go_on_waiting(self, wait: DraftWait, now_s: float) -> TargetPass | AwaitDrafts | Idle:
         """Waits on while drafts of the only ready session are worth more than the time."""
         if wait.began_s is None:
             wait.began_s = now_s
@@ -385,7 +371,7 @@ class EngineCore:
         parts = self._parts(wait.plan)
         return self._pass_or_idle(parts, None, now_s)
 
-    def _patience_ms(self, session: Session, wait: _Wait, now_s: float) -> dict[int, float]:
+    def _patience_ms(self, session: Session, wait: DraftWait, now_s: float) -> dict[int, float]:
         """Milliseconds that each source's next draft is worth waiting for; others are left out."""
         assert wait.began_s is not None
         (rows,) = wait.plan.sizes

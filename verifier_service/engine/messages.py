@@ -4,6 +4,7 @@ A session is named by its handle, a number that no two incarnations share. Knows
 tensors.
 """
 
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +18,7 @@ from verifier_service.sessions.request import SourceSet
 
 if TYPE_CHECKING:
     from verifier_service.engine.session import Session
+    from verifier_service.proposers.batched import BatchedProposer
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +97,22 @@ class Offers:
 
 
 @dataclass(frozen=True, slots=True)
+class SwapProposer:
+    """Has another proposer draft in the place of one of the same needs, between two passes."""
+
+    name: str
+    """Source name of the proposer that drafts so far."""
+    proposer: "BatchedProposer"
+    before: "Future[BatchedProposer]"
+    """Gets the proposer that drafted so far, or ValueError where nothing was changed; may be cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Command: end the engine's thread."""
 
 
-Command = Open | Cancel | Park | Sources | Observe | WaitFor | Offers | Stop
+Command = Open | Cancel | Park | Sources | Observe | WaitFor | Offers | SwapProposer | Stop
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,6 +172,12 @@ class PrefixCache:
         self.counts.evicted_blocks += given
         return given
 
+    def forget_all(self) -> None:
+        """Gives all cached blocks up."""
+        self._holders.give(self.held)
+        self.counts.evicted_blocks += len(self._entries)
+        self._entries.clear()
+
     def _give_back(self, leaves: list[tuple[float, float, BlockHash]], blocks: int, now: float) -> int:
         """Gives back up to `blocks` blocks, beginning with these leaves; returns their number."""
         heapify(leaves)

@@ -6,8 +6,8 @@ Chunked prefill is decided here. Pure: knows counts and milliseconds; the target
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -18,6 +18,9 @@ from speculative.digest import RowDigest
 from speculative.logprobs import TokenLogprob
 from speculative.stop import FinishReason
 from speculative.tree import ROOT, TokenTree
+
+if TYPE_CHECKING:
+    from verifier_service.engine.session import Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,3 +247,31 @@ def _in_turns(prompts: Sequence[int], uncomputed: Sequence[int], tenants: Sequen
         placed.append((turns[tenant], at))
         turns[tenant] += 1
     return [at for _, at in sorted(placed, key=lambda place: place[0])]
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """A step before its drafted nodes are admitted."""
+
+    ready: "list[Session]"
+    sizes: list[int]
+    depth: float
+    drafts: bool
+    """Whether drafted nodes may be admitted."""
+    held_back: int
+    """Number of drafts that proposers held back."""
+    step_ms: float
+    """Expected duration of the step, in ms."""
+
+
+@dataclass(slots=True)
+class DraftWait:
+    """A step of one session that is held back for drafts."""
+
+    plan: StepPlan
+    began_s: float | None = None
+    """When the wait began; None until the step's report is out."""
+    waited_for: set[int] = field(default_factory=set)
+    """Sources that were worth waiting for, by source index."""
+    came: set[int] = field(default_factory=set)
+    """Sources that have sent a draft meanwhile, by source index."""

@@ -273,6 +273,10 @@ class VerifierCollector(Collector):
                 resting.add_metric((name, sampling), float(rests))
             seconds.add_metric((name,), hosted.spent_s(name))
         yield from (muted, resting, seconds)
+        yield CounterMetricFamily(f"{OWN}swaps", "Swaps of a head's weights.", value=hosted.swaps)
+        yield CounterMetricFamily(
+            f"{OWN}swap_seconds", "Time for which swaps held passes up.", value=hosted.swapping_s
+        )
 
     def _steps(self) -> Iterator[Metric]:
         info = GaugeMetricFamily(

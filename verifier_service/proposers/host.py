@@ -5,18 +5,17 @@ error of a proposer reaches a session. The engine's thread waits for each call, 
 """
 
 import logging
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from statistics import fmean
 
 from torch import Tensor
 
-from outrider.lm.kv.pool import SlotPool
 from outrider.wire.status import peer_text
 from speculative.draft import Draft
 from speculative.errors import MalformedDraft
 from verifier_service.engine.draft_budget import StepYield
+from verifier_service.engine.messages import SwapProposer
 from verifier_service.engine.session import Session
 from verifier_service.engine.session_pool import SessionPool
 from verifier_service.engine.stats import CountsByName
@@ -28,20 +27,14 @@ from verifier_service.proposers.batched import (
     all_needs,
 )
 from verifier_service.proposers.growing import GrowingDraft
+from verifier_service.proposers.hosted import HostedProposer, with_own_planes
 from verifier_service.proposers.planes.filling import PlaneFilling
 from verifier_service.proposers.planes.held_passes import Seen, ShownPasses
-from verifier_service.proposers.planes.proposer_planes import ProposerPlanes
 from verifier_service.proposers.price import ProposerPrice, ProposerPrices
 from verifier_service.proposers.quiet_steps import Present, QuietSteps
 
 log = logging.getLogger(__name__)
 
-SLOW_S = 0.1
-"""A call that takes longer, in seconds, is slow."""
-SLOW_CALLS = 3
-"""Slow calls among the last `JUDGED_CALLS` that mute a proposer."""
-JUDGED_CALLS = 256
-"""Calls after which a slow call no longer counts: now and then the machine is busy with something else."""
 STUCK_S = 1.0
 """A single call that takes longer, in seconds, mutes a proposer."""
 WARM_STEPS = 8
@@ -50,49 +43,6 @@ text when it is tried."""
 
 COMPARED_STEPS = 32
 """Steps before the end of a rest that the steps with the proposer are compared with."""
-
-
-@dataclass(slots=True)
-class _Hosted:
-    """One proposer, and the sessions that it was told of, by handle."""
-
-    name: str
-    proposer: BatchedProposer
-    planes: ProposerPlanes | None = None
-    prices: ProposerPrices = field(default_factory=ProposerPrices)
-    sessions: dict[int, Session] = field(default_factory=dict)
-    calls: int = 0
-    """Calls so far."""
-    slow_calls: deque[int] = field(default_factory=lambda: deque(maxlen=SLOW_CALLS))
-    """Numbers of the last slow calls."""
-    spent_s: float = 0.0
-    """Seconds spent in calls to the proposer."""
-    looks_away: bool = False
-    """Whether the proposer, which has no planes, is shown nothing of this step."""
-
-    def rests(self, ready: Sequence[Session]) -> bool:
-        """Whether the proposer will not draft for these sessions, as far as is known before the plan."""
-        naming = self.naming(ready)
-        return not naming or self.prices.rests(all(session.greedy for session in naming))
-
-    def sits_out(self, ready: Sequence[Session], is_filled: Callable[[Session], bool]) -> bool:
-        """Whether the proposer rests for long, or after a long rest finds no session that is filled."""
-        if self.prices.rests_long:
-            return self.rests(ready)
-        naming = self.naming(ready)
-        return bool(naming) and not any(map(is_filled, naming))
-
-    def naming(self, ready: Sequence[Session]) -> list[Session]:
-        """The sessions that use the proposer."""
-        return [session for session in ready if self.name in session.sources.batched]
-
-    def is_slow(self, took_s: float) -> bool:
-        """Counts a call; returns whether too many of the last calls were slow."""
-        self.calls += 1
-        if took_s <= SLOW_S:
-            return False
-        self.slow_calls.append(self.calls)
-        return len(self.slow_calls) == SLOW_CALLS and self.calls - self.slow_calls[0] < JUDGED_CALLS
 
 
 class ProposerHost:
@@ -118,10 +68,14 @@ class ProposerHost:
         """Why a proposer is no longer called, by source name."""
         self.names = tuple(proposers)
         """Source names of all proposers."""
+        self.swaps = 0
+        """Number of proposers that took the place of others."""
+        self.swapping_s = 0.0
+        """Seconds for which that held passes up."""
         needs = all_needs(proposers.values())
         self._kept_layers = needs.layers
         self._scout_ids = needs.scout_ids
-        self._hosted = _with_planes(proposers, sessions.kv.pool)
+        self._hosted = with_own_planes(proposers, sessions.kv.pool)
         self._filling: PlaneFilling | None = None
         if needs.planes:
             self._filling = PlaneFilling(sessions, len(needs.layers), self._show_planes)
@@ -270,6 +224,43 @@ class ProposerHost:
             price.measured.learn(sessions, asked, tokens, ms)
         self._step.clear()
 
+    def swap(self, swap: SwapProposer) -> None:
+        """Carries a swap out, unless it was cancelled. Call this between two passes."""
+        if not swap.before.set_running_or_notify_cancel():
+            return
+        try:
+            before = self.replace(swap.name, swap.proposer)
+        except ValueError as error:
+            swap.before.set_exception(error)
+        else:
+            swap.before.set_result(before)
+
+    def replace(self, name: str, proposer: BatchedProposer) -> BatchedProposer:
+        """Has another proposer draft from the next pass on; returns the one before.
+
+        What the proposer before wrote into planes says nothing to this one. So where there are planes,
+        sessions that run are drafted for no more, and cached prefixes are forgotten.
+
+        Raises ValueError, with nothing changed, for a proposer of other needs and in place of a muted one.
+        """
+        hosted = self._by_name[name]
+        if name in self.muted:
+            raise ValueError(f"{name} is muted, so nothing takes its place: {self.muted[name]}")
+        if proposer.needs != hosted.proposer.needs:
+            raise ValueError(f"{name} has other needs than what would take its place")
+        began_s = self.now_s()
+        before, hosted.proposer = hosted.proposer, proposer
+        hosted.sessions, hosted.prices, hosted.looks_away = {}, ProposerPrices(), False
+        if hosted.planes is not None and self._filling is not None:
+            self._sessions.kv.prefixes.forget_all()
+            self._filling.begin_anew()
+        # The next step tells the proposer of all sessions.
+        self._quiet.end()
+        self._present = Present([], [], [])
+        self.swaps += 1
+        self.swapping_s += max(0.0, self.now_s() - began_s)
+        return before
+
     def mute(self, name: str, why: str) -> None:
         """Stops calling a proposer; its drafts so far stay what they are, drafts."""
         if name in self.muted:
@@ -286,7 +277,7 @@ class ProposerHost:
         for hosted in self._live_with_planes:
             self._show(hosted, piece)
 
-    def _show(self, hosted: _Hosted, piece: ShownPasses) -> None:
+    def _show(self, hosted: HostedProposer, piece: ShownPasses) -> None:
         if hosted.looks_away:
             return
         needs = hosted.proposer.needs
@@ -310,7 +301,7 @@ class ProposerHost:
             return features
         return features[[self._kept_layers.index(layer) for layer in layers]]
 
-    def _meet(self, hosted: _Hosted, session: Session) -> None:
+    def _meet(self, hosted: HostedProposer, session: Session) -> None:
         """Opens a session that names the proposer, or whose blocks the proposer has to fill."""
         source_index = session.sources.batched.get(hosted.name)
         if source_index is not None and hosted.proposer.needs.tops:
@@ -322,7 +313,7 @@ class ProposerHost:
     def _feature(self, session: Session) -> Tensor | None:
         return None if self._filling is None else self._filling.feature(session)
 
-    def _ask(self, hosted: _Hosted, session: Session) -> DraftAsk:
+    def _ask(self, hosted: HostedProposer, session: Session) -> DraftAsk:
         if hosted.planes is None:
             return DraftAsk(session.handle, session.node_limit)
         runs = self._sessions.kv.runs(session, 0, session.cached)
@@ -331,7 +322,7 @@ class ProposerHost:
 
     def _grow(
         self,
-        hosted: _Hosted,
+        hosted: HostedProposer,
         price: ProposerPrice,
         asked: Sequence[Session],
         growing: Sequence[GrowingDraft],
@@ -356,7 +347,7 @@ class ProposerHost:
 
     def _add(
         self,
-        hosted: _Hosted,
+        hosted: HostedProposer,
         found: Sequence[DraftLevel | None],
         asked: Sequence[Session],
         growing: Sequence[GrowingDraft],
@@ -370,7 +361,9 @@ class ProposerHost:
             if level is not None
         )
 
-    def _offer(self, hosted: _Hosted, asked: Sequence[Session], growing: Sequence[GrowingDraft]) -> None:
+    def _offer(
+        self, hosted: HostedProposer, asked: Sequence[Session], growing: Sequence[GrowingDraft]
+    ) -> None:
         with _Call(self, hosted):
             for session, draft in zip(asked, growing, strict=True):
                 if draft.tokens:
@@ -383,30 +376,12 @@ class ProposerHost:
                     session.want_scouts(draft.scouts, self._scout_ids)
 
 
-def _with_planes(proposers: Mapping[str, BatchedProposer], pool: SlotPool) -> list[_Hosted]:
-    """The proposers, each with its planes in the target's pool, which lie there in their order."""
-    wanted = [shape for proposer in proposers.values() for shape in proposer.needs.planes]
-    if not wanted:
-        return [_Hosted(name, proposer, None) for name, proposer in proposers.items()]
-    first = len(pool.layout.planes) - pool.layout.guests
-    if with_both := [name for name, each in proposers.items() if each.needs.planes and each.needs.tops]:
-        raise ValueError(f"proposer {with_both[0]!r} needs planes and tops; one with planes gets no tops")
-    if tuple(wanted) != pool.layout.planes[first:]:
-        raise ValueError(f"the target was loaded without room for the planes {wanted} of its proposers")
-    hosted = []
-    for name, proposer in proposers.items():
-        count = len(proposer.needs.planes)
-        hosted.append(_Hosted(name, proposer, ProposerPlanes(pool, first, count) if count else None))
-        first += count
-    return hosted
-
-
 class _Call:
     """The context of calls to a proposer: errors in it mute the proposer, and so does taking too long."""
 
     __slots__ = ("_began_s", "_host", "_hosted", "ms")
 
-    def __init__(self, host: ProposerHost, hosted: _Hosted) -> None:
+    def __init__(self, host: ProposerHost, hosted: HostedProposer) -> None:
         self._host = host
         self._hosted = hosted
         self._began_s = 0.0

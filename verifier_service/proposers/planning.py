@@ -59,14 +59,14 @@ def _configured(settings: VerifierSettings) -> Iterable[tuple[tuple[dict[str, st
         )
     for text in settings.heads:
         name, checkpoint = named_head(text)
-        kind = _kind_of(checkpoint)
+        kind = head_kind(checkpoint)
         yield (
             (HEAD_PROPOSERS, kind),
             ProposerConfig(name or kind, model, checkpoint, ranks, settings.passes, settings.cache_dir),
         )
 
 
-def _kind_of(checkpoint: str) -> str:
+def head_kind(checkpoint: str) -> str:
     """The kind of a head. Raises InvalidRequest, naming the flag, for what is no head."""
     try:
         return head_class(HeadConfig.read(checkpoint)).kind

@@ -6,6 +6,7 @@ Lives on the event loop; the engine is an inbox to it. Knows nothing of gRPC ser
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from outrider.tokens import TokenTable
 from outrider.wire.codec import SessionKey
@@ -67,6 +68,8 @@ class SessionManager:
         sources: links to the sources outside this worker.
         put: hands a command to the engine.
         tracer: keeps and traces the sessions' rounds.
+        private: the only tenant that a source inside this worker drafts for, by the source's name.
+        stopped: called with each session that has ended or was parked.
     """
 
     def __init__(
@@ -79,6 +82,8 @@ class SessionManager:
         sources: SourcePool,
         put: Callable[[Command], None],
         tracer: SessionTracer,
+        private: Mapping[str, str] = MappingProxyType({}),
+        stopped: Callable[[SessionView], None] = lambda _: None,
     ) -> None:
         self._served = served
         self._tokens = tokens
@@ -87,6 +92,8 @@ class SessionManager:
         self._readers = readers
         self._sources = sources
         self._put = put
+        self._private = private
+        self._stopped = stopped
         self.tracer = tracer
         """The sessions' rounds, for Explain."""
         self.reputations = Reputations(served.policy)
@@ -154,6 +161,8 @@ class SessionManager:
         self._readers.announce(report.step, report.expected_us)
         for view, update in moved:
             self.tracer.absorb(view, update, versions.get(view.handle, {}))
+            if update.finish is not None or update.parked is not None:
+                self._stopped(view)
 
     def sweep(self, grace_s: float, lease_s: float) -> None:
         """Parks sessions that lost their readers, and forgets sessions that are over.
@@ -232,7 +241,7 @@ class SessionManager:
             request,
             stop_checker,
             self._served.vocabulary_size,
-            _source_set(view),
+            self._source_set(view),
             view.deadline_s,
             self.reputations,
             usage,
@@ -273,7 +282,7 @@ class SessionManager:
         view.source_names, view.sources = names, after
         if not view.runs:
             return
-        self._put(Sources(view.handle, _source_set(view)))
+        self._put(Sources(view.handle, self._source_set(view)))
         old, new = _by_address(before), _by_address(after)
         for address, indices in old.items():
             if new.get(address) != indices:
@@ -281,6 +290,17 @@ class SessionManager:
         for address, indices in new.items():
             if old.get(address) != indices:
                 self._subscribe(view, address, indices)
+
+    def _source_set(self, view: SessionView) -> SourceSet:
+        tenant = view.key.tenant
+        remote, own = set(), set()
+        for index, source in view.sources.items():
+            if source.address:
+                remote.add(index)
+            elif self._private.get(source.name, tenant) == tenant:
+                own.add(index)
+        together = tuple(frozenset(indices) for indices in _by_address(view.sources).values())
+        return SourceSet(view.source_names, frozenset(own), frozenset(remote), together)
 
     def _subscribe(
         self, view: SessionView, address: str, source_indices: tuple[int, ...], resting: bool = False
@@ -305,9 +325,3 @@ def _by_address(sources: Mapping[int, SourceAddress]) -> dict[str, tuple[int, ..
         if source.address:
             found[source.address] = (*found.get(source.address, ()), index)
     return found
-
-
-def _source_set(view: SessionView) -> SourceSet:
-    remote = frozenset(index for index, source in view.sources.items() if source.address)
-    together = tuple(frozenset(indices) for indices in _by_address(view.sources).values())
-    return SourceSet(view.source_names, frozenset(view.sources) - remote, remote, together)

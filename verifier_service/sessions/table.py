@@ -65,6 +65,8 @@ class SessionView:
     """Rounds so far."""
     admitted: int = 0
     """Drafted nodes that these rounds computed."""
+    collected: int = 0
+    """Number of tokens, from the first on, that a learning head has seen for its lessons."""
     deadline_s: float | None = None
     """When the session is to end, in seconds on the engine's clock; None: never."""
     traceparent: str = ""

@@ -22,7 +22,8 @@ from verifier_service.proposers.batched import (
     ProposerNeeds,
     SeenPass,
 )
-from verifier_service.proposers.host import COMPARED_STEPS, JUDGED_CALLS, SLOW_CALLS, WARM_STEPS
+from verifier_service.proposers.host import COMPARED_STEPS, WARM_STEPS
+from verifier_service.proposers.hosted import JUDGED_CALLS, SLOW_CALLS
 from verifier_service.proposers.measured_gain import MeasuredGain
 
 NEW = 24

@@ -106,6 +106,15 @@ class PlaneFilling:
             for piece in held.pieces():
                 self._fill(piece)
 
+    def begin_anew(self) -> None:
+        """Notes that nothing is filled any more: a proposer with other weights fills slots from now on.
+
+        Sessions that have computed positions are drafted for no more; nobody may begin with cached blocks.
+        """
+        kv = self._sessions.kv
+        self._unfilled = {block for session in self._sessions for block in kv.blocks(session)}
+        self._filled.clear()
+
     def close(self) -> None:
         """Forgets everything: no proposer with planes is left."""
         self._pool.copying_blocks = lambda sources, targets: None

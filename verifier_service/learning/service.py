@@ -1,0 +1,171 @@
+"""Puts a learning head together from the verifier's settings, and has the engine swap its weights."""
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from outrider.learning.from_settings import folder_of, plan_of, refuse_unused
+from outrider.learning.learner import Learner
+from outrider.learning.metrics import LearningMetrics
+from outrider.learning.owner import LearnOwner
+from outrider.learning.passages import PassageBuffer
+from outrider.learning.versions import BASE, WeightVersions
+from outrider.lm.device.placement import find_device
+from outrider.lm.load.weights_digest import weights_digest
+from outrider.lm.runner import PackedLM
+from outrider.runtime.metrics import Metrics
+from speculative.errors import InvalidRequest, OutriderError
+from verifier_service.engine.messages import Command, SwapProposer
+from verifier_service.learning.collector import TextCollector
+from verifier_service.proposers.batched import BatchedProposer
+from verifier_service.proposers.planning import head_kind, plan_proposers
+from verifier_service.settings import VerifierSettings, named_head
+
+log = logging.getLogger(__name__)
+
+CHILD = "verifier_service.learning.child"
+"""The module that a lesson's process runs."""
+LEARNING_KINDS = ("medusa", "hydra", "eagle", "eagle3", "mtp")
+"""Kinds of heads that can learn."""
+
+
+class HeadLearningMetrics(LearningMetrics):
+    """The metrics of lessons, of the text that they are given, and of the weights that serve."""
+
+    def __init__(
+        self, metrics: Metrics, nbytes: Callable[[], int] = int, version: Callable[[], int] = int
+    ) -> None:
+        super().__init__(metrics)
+        held = metrics.gauge(
+            "learning_bytes", "Bytes of sessions' text that are kept to learn from and to score with."
+        )
+        held.set_function(nbytes)
+        serving = metrics.gauge(
+            "weights_version", "Version of the weights that a head learnt; 0: the weights it was given."
+        )
+        serving.set_function(version)
+
+
+class ServingHead:
+    """The engine's head as a learner swaps it.
+
+    Args:
+        name: the head's source name.
+        load: makes the proposer of a folder or id; raises OutriderError.
+        put: hands a command to the engine.
+        running: number of sessions that the engine has.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        load: Callable[[str], BatchedProposer],
+        put: Callable[[Command], None],
+        running: Callable[[], int],
+    ) -> None:
+        self._name = name
+        self._load = load
+        self._put = put
+        self._running = running
+
+    @property
+    def sessions(self) -> int:
+        """Number of sessions that the engine has."""
+        return self._running()
+
+    def load(self, name: str) -> BatchedProposer:
+        """The proposer of a folder or id. Raises OutriderError."""
+        return self._load(name)
+
+    def swap(self, loaded: BatchedProposer, version: int) -> "Future[BatchedProposer]":
+        """Has a version draft from the next pass on."""
+        swap = SwapProposer(self._name, loaded, Future())
+        self._put(swap)
+        return swap.before
+
+    def discard(self, loaded: BatchedProposer) -> None:
+        """Nothing: weights go with the last reference to them."""
+
+
+def learning_of(settings: VerifierSettings, metrics: Metrics) -> "HeadLearning | None":
+    """What a head needs to learn; None: it learns from nobody. Raises OutriderError."""
+    if settings.learn:
+        return HeadLearning(settings, metrics)
+    refuse_unused(settings)
+    return None
+
+
+class HeadLearning:
+    """Everything that a head needs to learn: the folder of its weights, and the weights to begin with.
+
+    Raises InvalidRequest for settings that cannot be kept.
+    """
+
+    def __init__(self, settings: VerifierSettings, metrics: Metrics) -> None:
+        self._settings = settings
+        owner = LearnOwner.of(settings.learn, settings.learn_from)
+        folder = folder_of(settings)
+        if find_device(settings.device).type != "cpu":
+            raise InvalidRequest(
+                "a head learns beside a target on the CPU alone: give --device cpu, or drop --learn"
+            )
+        (text,) = settings.heads
+        named, checkpoint = named_head(text)
+        kind = head_kind(checkpoint)
+        self._name = named or kind
+        self._needs = plan_proposers(settings)[self._name].needs
+        if kind not in LEARNING_KINDS or (kind == "hydra" and self._needs.planes):
+            raise InvalidRequest(
+                f"--heads {text}: {'a head with a prefix layer' if kind == 'hydra' else f'a {kind} head'} "
+                f"cannot learn from traffic; give a head of another kind ({', '.join(LEARNING_KINDS)}), or "
+                "drop --learn"
+            )
+        digests = f"{weights_digest(checkpoint)} {weights_digest(settings.model)}"
+        base = hashlib.sha256(digests.encode()).hexdigest()
+        self._versions = WeightVersions(folder, checkpoint, owner.label, base)
+        self._buffer = PassageBuffer(settings.learn_buffer_mb * 2**20)
+        self.collector = TextCollector(owner, self._buffer)
+        """Takes the sessions that have stopped decoding."""
+        self.private: Mapping[str, str] = {self._name: owner.tenant} if owner.tenant else {}
+        """The only tenant that the head drafts for, by the head's source name; empty: any tenant."""
+        self._learner = Learner[BatchedProposer](
+            plan_of(settings),
+            self._buffer,
+            self._versions,
+            CHILD,
+            HeadLearningMetrics(metrics, lambda: self._buffer.nbytes, lambda: self._versions.state.current),
+            settings.model,
+        )
+
+    def make_head(self, target: PackedLM) -> dict[str, BatchedProposer]:
+        """The proposer with the weights that served last, by its name; with the given ones if these fail."""
+        version = self._versions.state.current
+        if version != BASE:
+            try:
+                return {self._name: self._made(target, self._versions.name_of(version))}
+            except OutriderError as error:
+                log.warning("version %d of the head does not load, the given one serves: %s", version, error)
+                self._versions.give_up()
+        return {self._name: self._made(target, self._versions.name_of(BASE))}
+
+    def start(self, target: PackedLM, put: Callable[[Command], None], running: Callable[[], int]) -> None:
+        """Starts to learn; `put` hands a command to the engine, `running` is the number of its sessions."""
+
+        def again(name: str) -> BatchedProposer:
+            # In a thread that ends, for the reason that `outrider.runtime.own_thread` gives.
+            with ThreadPoolExecutor(1, "load-again") as executor:
+                return executor.submit(self._made, target, name).result()
+
+        self._learner.start(ServingHead(self._name, again, put, running))
+
+    def stop(self) -> None:
+        """Ends the lesson in hand, and lets another process use the folder. Blocks."""
+        self._learner.stop()
+
+    def _made(self, target: PackedLM, checkpoint: str) -> BatchedProposer:
+        settings = self._settings.model_copy(update={"heads": (f"{self._name}={checkpoint}",)})
+        plan = plan_proposers(settings)[self._name]
+        if plan.needs != self._needs:
+            raise InvalidRequest(f"head {checkpoint!r} needs other layers or planes than the given head")
+        return plan.make(target)
