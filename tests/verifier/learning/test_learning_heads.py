@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -14,8 +15,8 @@ import torch
 from harness import Answer, Verifier, serving
 
 from outrider.learning import learner as learner_module
-from outrider.learning.judge import AcceptanceGain, LessonVerdict
-from outrider.learning.lesson import CoreMeter
+from outrider.learning.judge import AcceptanceGain, LessonVerdict, Score
+from outrider.learning.lesson import CoreMeter, LessonResult
 from outrider.lm.heads.hydra import HydraHeads, HydraSizes
 from outrider.lm.heads.look_ahead import LookAheadEmbeddings
 from outrider.lm.heads.medusa import MedusaHeads
@@ -40,6 +41,8 @@ PROMPTS = [tuple(row) for row in np.random.default_rng(3).integers(2, 96, (6, 9)
 """Traffic that repeats itself, so that a random target's text can be foreseen."""
 NEW = 30
 NO_GAIN = AcceptanceGain(0.0, 0.0, 0.0, 0)
+NONE = np.zeros(1, dtype=np.int64)
+NO_SCORE = Score({0: NONE, 1: NONE}, NONE, NONE, [""])
 
 
 @pytest.fixture(scope="module")
@@ -229,6 +232,25 @@ async def test_lessons_that_fail_or_harm_leave_the_head_as_it_is(
         assert proposers._by_name["medusa"].proposer is serving_head
         assert taught.verifier.metric("weights_version") == taught.verifier.metric("swaps_total") == 1
         assert [path.name for path in (tmp_path / "learnt").iterdir() if path.is_dir()] == ["1"]
+
+
+async def test_weights_that_traffic_turned_against_make_way_for_the_given_ones(
+    tiny_llama: Path, heads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with school(tiny_llama, heads, tmp_path / "learnt", "eagle") as taught:
+        learner = taught.learning._learner
+        monkeypatch.setattr(learner, "_teach", lambda _: LessonResult(NO_SCORE, []))
+        monkeypatch.setattr(learner._versions, "begin", lambda: 1)
+        shutil.copytree(heads / "eagle", tmp_path / "learnt" / "1")
+        for version in (1, 0):
+            verdict = LessonVerdict(version, "earlier_better", NO_GAIN)
+            monkeypatch.setattr(learner_module, "judge", lambda *_, verdict=verdict: verdict)
+            before = taught.verifier.server._engine.core.proposers._by_name["eagle"].proposer
+            assert (await taught.lesson()) == verdict
+            assert taught.verifier.server._engine.core.proposers._by_name["eagle"].proposer is not before
+            assert taught.verifier.metric("weights_version") == version
+        assert taught.verifier.metric("swaps_total") == 2
+        assert taught.verifier.metric("swap_seconds_total") > 0
 
 
 def refuse(*_: Any) -> Any:
