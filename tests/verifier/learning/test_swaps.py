@@ -162,9 +162,27 @@ def test_a_prefix_that_was_cached_before_a_swap_is_computed_again_and_drafted_be
     assert counts.hit > found, f"{behind.cached} positions are cached anew"
 
 
-@pytest.mark.parametrize("seed", range(4))
+class Resting:
+    """Lets the head rest for three steps after each draft, so that passes are shown to it together."""
+
+    left = 0
+
+    def begins(self, *_: object) -> bool:
+        begins = not self.left
+        self.left = 3 if begins else self.left - 1
+        return begins
+
+
+@pytest.mark.parametrize("rests", [False, True], ids=["awake", "rests"])
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("blocks", [256, 16])
-def test_drafts_are_a_fresh_sessions_whenever_the_head_is_swapped(seed: int, blocks: int) -> None:
+def test_drafts_are_a_fresh_sessions_whenever_the_head_is_swapped(
+    seed: int, blocks: int, rests: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if rests:
+        resting = Resting()
+        monkeypatch.setattr(ProposerPrice, "begins", lambda _, *__: resting.begins())
+        monkeypatch.setattr(ProposerPrice, "rest_left", property(lambda _: resting.left))
     chance, swapping = random.Random(seed), Swapping(blocks)
     for number in range(8):
         begins = PROMPT[: chance.choice([3, BLOCK, BLOCK + 5, 2 * BLOCK])]
