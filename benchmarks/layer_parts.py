@@ -69,15 +69,18 @@ def by_skipped(texts: Continuations, shares: Shares, whole: bool) -> list[dict[s
     ]
 
 
-def measured_shares(target: str) -> Shares:
-    """What a sublayer of each kind takes of a pass of one row, in processor time: the median of a few."""
+def measured_shares(target: str, in_part: bool) -> Shares:
+    """What a sublayer of each kind takes of a pass of one row, in processor time: the median of a few.
+
+    `in_part` says whether the target's layers can be skipped in part.
+    """
     print("measuring passes of the target and of its parts", file=sys.stderr)
 
     def load(part: ModelPart | None = None) -> PackedLM:
         return PackedLM.load(target, part=part)
 
     whole = load()
-    found = [measure_shares(whole, load, in_part=True, clock=time.process_time) for _ in range(REPEATS)]
+    found = [measure_shares(whole, load, in_part, time.process_time) for _ in range(REPEATS)]
     return Shares(median(one.attention for one in found), median(one.mlp for one in found))
 
 
@@ -95,13 +98,16 @@ def main() -> None:
     settings = parse()
     started = time.perf_counter()
     torch.set_num_threads(1)
-    shares = measured_shares(settings.target)
     model = load_model(settings.target, device="cpu", dtype="float32")
     ids = load_prompts(settings.target, settings.prompts)
+    print("writing the target's continuations", file=sys.stderr)
+    by_mode = {
+        mode: Continuations(model, ids, settings.tokens, temperature) for mode, temperature in MODES.items()
+    }
+    in_part = not any(texts.whole_only for texts in by_mode.values())
+    shares = measured_shares(settings.target, in_part)
     modes = {}
-    for mode, temperature in MODES.items():
-        print(f"{mode}: writing the target's continuations", file=sys.stderr)
-        texts = Continuations(model, ids, settings.tokens, temperature)
+    for mode, texts in by_mode.items():
         modes[mode] = {
             "by_exit": by_exit(texts, shares),
             "by_skipped": by_skipped(texts, shares, whole=True),

@@ -165,8 +165,10 @@ def main() -> None:
     flags = parse()
     started = time.perf_counter()
     with ExitStack() as stack:
-        made = tempfile.TemporaryDirectory(prefix="outrider-numerics-")
-        cache_dir = flags.cache or Path(stack.enter_context(made))
+        cache_dir = flags.cache
+        if cache_dir is None:
+            made = tempfile.TemporaryDirectory(prefix="outrider-numerics-")
+            cache_dir = Path(stack.enter_context(made))
         torch.set_num_threads(1)
         print_result("numerics", settings_of(flags, "cache"), started, measure(flags, cache_dir))
 

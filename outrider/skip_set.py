@@ -13,7 +13,7 @@ Kind = Literal["attention", "mlp"]
 """The two sublayers of a layer."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 """In the order in which a layer computes them."""
-_WRITTEN = re.compile(rf"(\d+)(?:\.({'|'.join(KINDS)}))?", re.ASCII)
+_WRITTEN = re.compile(rf"(0|[1-9]\d*)(?:\.({'|'.join(KINDS)}))?", re.ASCII)
 
 
 class Sublayer(NamedTuple):

@@ -188,7 +188,8 @@ def skip_layers(
     found = find_skips(target, how, lambda what: print(what, file=sys.stderr, flush=True))
     if not found:
         raise CommandFailed(
-            f"no set was searched in {target}: it has a single layer, or --minutes {minutes:g} is too short"
+            f"no set was searched in {target} within --minutes {minutes:g}: give more minutes; a model of a "
+            "single layer has nothing to skip but its MLP"
         )
     best = max(found, key=lambda one: one.speedup)
     skip = best.written if best.speedup > 1 else ()

@@ -18,7 +18,7 @@ from outrider.pair.costs import measure
 from outrider.pair.texts import prompts
 from outrider.skip_set import KINDS, Kind, SkipSet, Sublayer, whole_layers, write_skips
 from outrider.tokens import TokenTable
-from speculative.errors import InvalidRequest
+from speculative.errors import InvalidRequest, ModelRefused
 
 MOST_DRAFTED = 12
 """Most drafted tokens of a round that the estimate considers."""
@@ -94,7 +94,8 @@ def search(
         tried: dict[SkipSet, float] = {}
         for unit in left:
             if is_over():
-                progress(f"the time is over: sets of more than {len(skipped)} sublayers were not searched")
+                size = f"{len(skipped) // len(unit)} {'sublayers' if len(unit) == 1 else 'layers'}"
+                progress(f"the time is over: sets of more than {size} were not searched")
                 return
             tried[skipped | unit] = texts.acceptance(skipped | unit)
         skipped = max(tried, key=lambda skip: (tried[skip], -cost(skip), sorted(skip)))
@@ -138,15 +139,22 @@ def find_skips(source: str, how: SkipOptions, progress: Callable[[str], None]) -
     if whole.tokenizer_json is None:
         raise InvalidRequest(f"{source!r} has no tokenizer; prompts cannot be encoded")
     ids = prompts(TokenTable.from_json(whole.tokenizer_json), how.text, how.prompts, how.prompt_ids)
+    device = str(whole.model.device)
+    progress("measuring passes of the model and of its parts")
+    try:
+        shares = measure_shares(whole, lambda part: load(part=part), in_part=not how.whole)
+    except ModelRefused as refused:
+        if how.whole:
+            raise
+        progress(str(refused))  # its layers cannot be skipped in part; anything else is refused again
+        shares = measure_shares(whole, lambda part: load(part=part), in_part=False)
+    del whole  # beside a part that is being loaded there is room for two models, not for three
     progress("writing the target's continuations")
-    model = load_model(source, device=str(whole.model.device), dtype=how.dtype)
-    texts = Continuations(model, ids, how.tokens, how.temperature)
-    if texts.whole_only and not how.whole:
-        progress(texts.whole_only)
+    texts = Continuations(
+        load_model(source, device=device, dtype=how.dtype), ids, how.tokens, how.temperature
+    )
     units = units_of(texts, how.whole)
     in_part = len(units) > texts.layers
-    progress("measuring passes of the model and of its parts")
-    shares = measure_shares(whole, lambda part: load(part=part), in_part)
     progress(
         f"searching {len(units)} {'sublayers' if in_part else 'layers'} for at most {how.minutes:g} minutes, "
         f"with at most {len(units) * (len(units) + 1) // 2} passes over the prompts"

@@ -44,6 +44,8 @@ Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 
 
 def _split_numbers(value: Any) -> Any:
+    if type(value) is int:
+        return (str(value),)
     return _split([str(item) for item in value] if isinstance(value, list | tuple) else value)
 
 

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from drafter_service.drafters import load
 from drafter_service.drafters.causal_lm import CausalLMDrafter
 from drafter_service.settings import DrafterSettings
+from outrider.runtime.settings import read_settings
 from speculative.errors import InvalidRequest
 
 
@@ -24,6 +25,17 @@ def test_a_drafter_keeps_the_sublayers_that_its_settings_leave(tiny_llama_bare: 
     drafter = load(DrafterSettings(model=str(tiny_llama_bare), threads=1, skip=skip))
     assert isinstance(drafter, CausalLMDrafter)
     assert drafter.lm.pool.layout.layers == 1, "keys and values of the one attention that is left"
+
+
+@pytest.mark.parametrize(
+    ("written", "read"), [("3", ("3",)), ("[3, 5]", ("3", "5")), ('[3, "5.mlp"]', ("3", "5.mlp"))]
+)
+def test_a_file_writes_a_skip_set_with_numbers_and_names(
+    tmp_path: Path, written: str, read: tuple[str, ...]
+) -> None:
+    file = tmp_path / "outrider.toml"
+    file.write_text(f'[drafter]\nmodel = "any"\nskip = {written}\n')
+    assert read_settings(DrafterSettings, ["--config", str(file)], {}).skip == read
 
 
 def test_a_skip_set_that_names_no_sublayer_is_refused_with_the_settings() -> None:

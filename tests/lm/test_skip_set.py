@@ -20,7 +20,7 @@ def test_a_layer_of_which_both_sublayers_are_named_is_written_whole_and_in_order
     )
 
 
-@pytest.mark.parametrize("item", ["x", "-1", "3.norm", "3.", "3.5", "", "attention", "3.Attention"])
+@pytest.mark.parametrize("item", ["x", "-1", "03", "3.norm", "3.", "3.5", "", "attention", "3.Attention"])
 def test_an_item_that_names_no_sublayer_is_refused_with_what_to_write(item: str) -> None:
     with pytest.raises(InvalidRequest, match=r"names nothing to skip: write 3 for layer 3, 3\.attention or"):
         read_skips(["1", item])

@@ -105,8 +105,6 @@ class SessionSources:
         """The same by source index."""
         self._stood: tuple[tuple[list[SourceState], _Remote], Standing] | None = None
         """How the sources stood when they were last asked; None: they have changed since."""
-        self._rest_on = False
-        """Whether all remote sources rested before the last round and rest on behind it."""
         self._gains: dict[int, SourceGain] = {}
         """What each source gained in this session and others, by source index."""
         self._tokens = 1.0
@@ -158,13 +156,10 @@ class SessionSources:
         inside = self._proposers.states
         if self._below is not None:
             inside.append(self._below.state)
-        if self._stood is not None and self._rest_on:
-            remote = self._stood[0][1]
-        else:
-            remote = [
-                (address.rest(paused=self._pauses(address)), address.slowdown(sessions))
-                for address in self._addresses
-            ]
+        remote = [
+            (address.rest(paused=self._pauses(address)), address.slowdown(sessions))
+            for address in self._addresses
+        ]
         if self._stood is None or (inside, remote) != self._stood[0]:
             self._stood = (inside, remote), _standing(inside, self._addresses, remote)
         return self._stood[1]
@@ -297,14 +292,11 @@ class SessionSources:
         own = self._credit(scored, token_sources)
         self._tokens += _WEIGHT * (len(token_sources) - self._tokens)
         row = scored.node_cost / self._tokens
-        self._rest_on = True
         for address in self._addresses:
             if address.throttle.resting and not own and heard.isdisjoint(address.indices):
                 # There is nothing to weigh, and the sources of many sessions rest in most rounds.
                 address.throttle.rested(batch, step)
-                self._rest_on &= address.throttle.resting
                 continue
-            self._rest_on = False
             # Without a token that only this source had, the target's own token ends the round in its place,
             # and one more round makes up for the rest. Such a token saves a round, however long rounds are.
             saved = sum(own.get(index, 0) * self._gains[index].net(row) for index in address.indices)

@@ -37,8 +37,9 @@ _SOURCES = (
     "load/sublayers.py",
     "runner.py",
     "weight_only/packing.py",
+    "../skip_set.py",
 )
-"""Modules of `outrider.lm` that decide what a package computes and how it is called."""
+"""Files that decide what a package computes and how it is called, by their paths from `outrider.lm`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,6 @@ async def test_a_proposers_time_is_counted_and_one_that_gains_nothing_is_said_to
         await verifier.generate((1, 2, 3), new=NEW)
         assert not slept
         spent = verifier.metric("proposer_seconds_total", source="bigram")
-        assert spent < 0.005, "no session named it"
         assert verifier.metric("proposers_resting", source="bigram") == 0
         await verifier.generate((1, 2, 3), new=200, sources=[("bigram", "")])
         assert 0 < sum(slept) <= verifier.metric("proposer_seconds_total", source="bigram") - spent
