@@ -18,6 +18,7 @@ from outrider.wire.channel import open_channel, server_options
 from outrider.wire.incoming.shape import BATCH_ENTRIES
 from tests.in_time import in_time
 from tests.loop_time import longest_callback
+from tests.traces import traces
 
 JUNK = b"\xff\xff\xff"
 
@@ -85,7 +86,7 @@ async def test_a_source_whose_bytes_cannot_be_read_is_left_alone_and_the_log_has
         with caplog.at_level(logging.WARNING), longest_callback() as longest:
             await beside(verifier, address)
     messages = [record.getMessage() for record in caplog.records]
-    assert not [record for record in caplog.records if record.exc_info]
+    assert not traces(caplog)
     assert any(text.startswith("source muted for") for text in messages)
     assert any(said in text for text in messages)
     in_time(longest.ms < 60, longest)  # the source's own work is on this loop, too
@@ -123,7 +124,7 @@ async def test_junk_is_an_invalid_argument_on_every_method(caplog: pytest.LogCap
             await read_to_the_end(watch)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "no outrider.v1.WatchRequest" in str(refused.value.details())
-    assert not [record for record in caplog.records if record.exc_info]
+    assert not traces(caplog)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ pytest.importorskip("websockets")
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 
 from tests.in_time import in_time
+from tests.traces import traces
 
 PROMPT = (5, 6, 7)
 EDGE = {"edge_bind": "127.0.0.1:0", "http_bind": "127.0.0.1:0"}
@@ -295,4 +296,4 @@ async def test_a_client_that_leaves_behind_a_faulty_request_fills_no_log(
             writer.write(b"\x82\x83" + bytes(4) + b"\xff\xff\xff")
             writer.write_eof()
             await reader.read()
-    assert not [record for record in caplog.records if record.exc_info]
+    assert not traces(caplog)

@@ -13,6 +13,7 @@ from outrider.v1.registry_pb2_grpc import RegistryStub
 from outrider.wire.channel import open_channel
 from tests.in_time import in_time
 from tests.loop_time import longest_callback
+from tests.traces import traces
 
 
 def announcement(port: int) -> registry_pb2.AnnounceRequest:
@@ -52,4 +53,4 @@ async def test_junk_at_the_registry_is_an_invalid_argument(
                 await call(junk)
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert why in str(refused.value.details())
-    assert not [record for record in caplog.records if record.exc_info]
+    assert not traces(caplog)

@@ -20,6 +20,7 @@ from tests.orchestrator.conftest import World
 from tests.orchestrator.front.sending import TEXT, send
 from tests.orchestrator.front.test_http_completions import HI, asking
 from tests.orchestrator.fronts import connected
+from tests.traces import traces
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 BODY = json.dumps(TEXT).encode()
@@ -82,7 +83,7 @@ async def test_what_is_no_http_is_refused_in_the_shape(
         status, *_ = await asyncio.to_thread(send, front.http, "/health", b"", "GET")
     assert status == 200
     assert not verifier.opened
-    assert not [record.getMessage() for record in caplog.records if record.exc_info]
+    assert not traces(caplog)
 
 
 async def test_bytes_that_are_no_http_are_counted_and_are_one_line_of_the_log(
