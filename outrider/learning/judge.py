@@ -1,9 +1,9 @@
 """Which weights serve on: decided by acceptance on passages that nothing was trained on.
 
-A place counts as accepted where a drafter's likeliest id is the target's likeliest one, given the committed
-ids before (teacher-forced); for a head, as many places as its chain has right. Places of one
-session depend on each other, so sessions are the samples: the interval is that of a ratio estimator over
-sessions.
+At a drafter's place, 1 is accepted where the drafter's likeliest id is the target's likeliest one, given the
+committed ids before (teacher-forced). At a head's place a chain of greedy drafts begins, and its right ids
+before the first wrong one are accepted, so that a head's acceptance may exceed 1. Places of one session
+depend on each other, so sessions are the samples: the interval is that of a ratio estimator over sessions.
 """
 
 from collections import defaultdict
@@ -25,10 +25,10 @@ Reason = Literal["better", "earlier_better", "too_few", "not_better", "worse", "
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Accepted places of several versions on the same passages.
+    """What of several versions is accepted on the same passages.
 
     Attributes:
-        accepted: by version, int [passages].
+        accepted: accepted ids by version, int [passages].
         places: int [passages].
         sessions: int [passages], the number of each passage's session.
         tenants: tenant of each passage.
@@ -40,7 +40,7 @@ class Score:
     tenants: Sequence[str]
 
     def acceptance(self, version: int) -> float:
-        """Accepted places of a version per place; 0 without a place."""
+        """Accepted ids of a version per place; 0 without a place."""
         return float(self.accepted[version].sum() / max(1, self.places.sum()))
 
 

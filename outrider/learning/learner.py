@@ -6,6 +6,7 @@ line and nothing else.
 
 import logging
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from outrider.learning.judge import LEAST_SESSIONS, LessonVerdict, judge
 from outrider.learning.lesson import CoreMeter, LessonFailed, LessonProcess, LessonResult
 from outrider.learning.order import LessonOrder
 from outrider.learning.pace import LessonPace, Surroundings
-from outrider.learning.passages import PassageBuffer
+from outrider.learning.passages import Passage, PassageBuffer
 from outrider.learning.versions import WeightVersions
 from speculative.errors import OutriderError
 
@@ -89,7 +90,7 @@ class Counted(Protocol):
     def ended(self, outcome: str) -> None:
         """Counts the end of one lesson."""
 
-    def scored(self, version: int, acceptance: float) -> None:
+    def scored(self, acceptance: float) -> None:
         """Shows the acceptance of the version that serves."""
 
     def paused(self, seconds: float) -> None:
@@ -148,9 +149,10 @@ class Learner(Generic[T]):
 
     def run_lesson(self) -> LessonVerdict | None:
         """Runs one lesson and swaps weights if it says so; None where the lesson gave nothing."""
-        candidate = self._versions.begin()
+        lessons, exams = self._buffer.take_fresh()  # first: a lesson that fails waits for new text
+        candidate = self._versions.state.last + 1
         try:
-            result = self._teach(candidate)
+            result = self._teach(lessons, exams)
         except LessonFailed as failure:
             self._ended(failure.reason, str(failure), candidate)
             return None
@@ -159,9 +161,10 @@ class Learner(Generic[T]):
         current = self._versions.state.current
         made = candidate if candidate in result.score.accepted else None
         verdict = judge(result.score, current, made, self._versions.earlier)
-        self._counted.scored(verdict.version, result.score.acceptance(verdict.version))
-        told = self._told(result, verdict, candidate)
-        if verdict.version != current and not self._swap(verdict.version):
+        told = self._told(result, verdict)
+        kept = verdict.version == current or self._swap(verdict.version)
+        self._counted.scored(result.score.acceptance(verdict.version if kept else current))
+        if not kept:
             return None
         self._ended(verdict.reason, told, candidate)
         return verdict
@@ -175,10 +178,13 @@ class Learner(Generic[T]):
                     log.exception("a lesson failed; the weights stay as they are")
                     self._ended("failed", str(error), self._versions.state.last)
 
-    def _teach(self, candidate: int) -> LessonResult:
-        lessons, exams = self._buffer.take_fresh()
+    def _teach(self, lessons: Sequence[Passage], exams: Sequence[Passage]) -> LessonResult:
         if len({one.session for one in exams}) < LEAST_SESSIONS:
             raise LessonFailed("too_few", f"fewer than {LEAST_SESSIONS} sessions to score with")
+        try:
+            candidate = self._versions.begin()
+        except OSError as error:
+            raise LessonFailed("failed", f"--learn-dir cannot be written to: {error}") from error
         plan, versions = self._plan, self._versions
         order = LessonOrder(
             source=versions.name_of(versions.state.current),
@@ -232,19 +238,15 @@ class Learner(Generic[T]):
                 return False
             else:
                 break
-        try:
-            self._versions.use(version)
-        except OSError as error:  # a restart would go back to the weights before, which stay on disk
-            log.warning("the weights that serve cannot be noted in --learn-dir: %s", error)
-        finally:
-            serving.discard(before)
+        self._versions.use(version)
+        serving.discard(before)
         return True
 
     def _look(self, pid: int) -> Surroundings:
         serving = self._serving
         return Surroundings(0 if serving is None else serving.sessions, self._meter.idle(pid))
 
-    def _told(self, result: LessonResult, verdict: LessonVerdict, candidate: int) -> str:
+    def _told(self, result: LessonResult, verdict: LessonVerdict) -> str:
         score, gain = result.score, verdict.difference
         shares = ", ".join(f"version {one}: {score.acceptance(one):.3f}" for one in sorted(score.accepted))
         return (
@@ -254,9 +256,6 @@ class Learner(Generic[T]):
 
     def _ended(self, outcome: str, told: str, candidate: int) -> None:
         self._counted.ended(outcome)
-        try:
-            self._versions.drop()
-        except OSError as error:
-            log.warning("weights that no longer serve cannot be removed from --learn-dir: %s", error)
+        self._versions.drop()
         level = logging.WARNING if outcome in OUTCOMES[6:] else logging.INFO
         log.log(level, "lesson %d ended (%s): %s", candidate, outcome, told)

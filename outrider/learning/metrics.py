@@ -24,7 +24,7 @@ class LearningMetrics:
         """Counts the end of one lesson."""
         self._lessons.labels(outcome).inc()
 
-    def scored(self, version: int, acceptance: float) -> None:
+    def scored(self, acceptance: float) -> None:
         """Shows the acceptance of the version that serves."""
         self._acceptance.set(acceptance)
 

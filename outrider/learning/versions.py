@@ -1,18 +1,22 @@
 """Learnt weights on the disk: a folder for each version, and a file that says which one serves.
 
 The file is replaced in one rename, after the weights are whole. Whatever a crash leaves half done is not
-named in the file, and goes at the next start.
+named in the file, and goes at the next start. Where the file cannot be replaced, the folder keeps the weights
+that it names beside those that serve.
 """
 
 import fcntl
 import json
+import logging
 import os
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO
 
 from speculative.errors import InvalidRequest
+
+log = logging.getLogger(__name__)
 
 BASE = 0
 """Version of the weights that the service was given."""
@@ -52,7 +56,7 @@ class WeightVersions:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = _locked(folder)
         try:
-            self.state = self._read(VersionState(owner, base))
+            self.state = self._noted = self._read(VersionState(owner, base))
         except BaseException:
             self._lock.close()
             raise
@@ -69,23 +73,28 @@ class WeightVersions:
         return sorted({BASE, self.state.previous} - {self.state.current})
 
     def begin(self) -> int:
-        """The number of a new version, whose weights its maker writes to `name_of(number)`."""
-        self._write(last=self.state.last + 1)
+        """The number of a new version, whose weights its maker writes to `name_of(number)`.
+
+        Raises OSError where the folder cannot be written to.
+        """
+        self._write(replace(self.state, last=self.state.last + 1))
+        self.state = self._noted
         return self.state.last
 
     def use(self, version: int) -> None:
-        """Has a version serve from now on, after a restart as well."""
-        self._write(current=version, previous=self.state.current)
-        self._clean()
+        """Has a version serve from now on; after a restart as well, if the folder can be written to."""
+        self._serve(replace(self.state, current=version, previous=self.state.current))
 
     def drop(self) -> None:
         """Removes what no version that can serve needs, such as weights that were not good enough."""
-        self._clean()
+        try:
+            self._clean()
+        except OSError as error:
+            log.warning("weights that no longer serve cannot be removed from %s: %s", self._folder, error)
 
     def give_up(self) -> None:
         """Goes back to the given weights for good; for learnt weights that do not load."""
-        self._write(current=BASE, previous=BASE)
-        self._clean()
+        self._serve(replace(self.state, current=BASE, previous=BASE))
 
     def close(self) -> None:
         """Lets another process use the folder."""
@@ -114,19 +123,33 @@ class WeightVersions:
             raise InvalidRequest(f"{self._folder} lacks its version {found.current}: remove {self._folder}")
         return found
 
-    def _write(self, **changes: int) -> None:
-        state = VersionState(**asdict(self.state) | changes)
+    def _serve(self, state: VersionState) -> None:
+        self.state = state  # whatever becomes of the file: these weights serve
+        try:
+            self._write(state)
+        except OSError as error:
+            log.warning(
+                "%s does not say that version %d serves (%s): a restart goes back to version %d",
+                self._folder / _STATE,
+                state.current,
+                error,
+                self._noted.current,
+            )
+        self.drop()
+
+    def _write(self, state: VersionState) -> None:
         partial = self._folder / f"{_STATE}.partial"
         with partial.open("w") as file:
             json.dump(asdict(state), file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, self._folder / _STATE)
-        self.state = state
+        self._noted = state
 
     def _clean(self) -> None:
         """Removes versions that were begun here and cannot serve; nothing else in the folder."""
-        needed = {str(self.state.current), str(self.state.previous)}
+        states = (self.state, self._noted)
+        needed = {str(version) for one in states for version in (one.current, one.previous)}
         for path in self._folder.iterdir():
             number = path.name.partition(".")[0]
             begun_here = number.isdecimal() and int(number) <= self.state.last

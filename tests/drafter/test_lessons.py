@@ -39,7 +39,7 @@ class Counts:
     def ended(self, outcome: str) -> None:
         self.outcomes.append(outcome)
 
-    def scored(self, version: int, acceptance: float) -> None:
+    def scored(self, acceptance: float) -> None:
         self.acceptance.append(acceptance)
 
     def paused(self, seconds: float) -> None:

@@ -239,7 +239,7 @@ async def test_weights_that_traffic_turned_against_make_way_for_the_given_ones(
 ) -> None:
     async with school(tiny_llama, heads, tmp_path / "learnt", "eagle") as taught:
         learner = taught.learning._learner
-        monkeypatch.setattr(learner, "_teach", lambda _: LessonResult(NO_SCORE, []))
+        monkeypatch.setattr(learner, "_teach", lambda *_: LessonResult(NO_SCORE, []))
         monkeypatch.setattr(learner._versions, "begin", lambda: 1)
         shutil.copytree(heads / "eagle", tmp_path / "learnt" / "1")
         for version in (1, 0):
