@@ -22,7 +22,10 @@ def bound(order: LessonOrder) -> None:
     """Bounds this process: memory, processor time, priority. Call it before anything large is imported."""
     memory = order.memory_mb * 2**20
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_CPU, (order.seconds, order.seconds))
+    # One second apart: at the second limit the kernel sends SIGKILL, which does not say why.
+    resource.setrlimit(resource.RLIMIT_CPU, (order.seconds, order.seconds + 1))
+    # This memory holds text, so no core of it is kept. With 0 a core would still go to a handler of cores.
+    resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
     os.nice(_NICENESS)
     # Where memory runs out all the same, the kernel ends this process before one that serves.
     Path("/proc/self/oom_score_adj").write_text("1000")
