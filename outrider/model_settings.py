@@ -64,7 +64,8 @@ class LearningSettings(ModelSettings):
     learn_buffer_mb: Annotated[int, Field(ge=1)] = 16
     """Memory for text to learn from and to score with, in MiB; a quarter is for scoring."""
     learn_every: Annotated[int, Field(ge=1)] = 512
-    """A lesson is due after this many committed tokens that were not drafted."""
+    """A lesson is due after this many committed tokens that were not drafted; each lesson that fails doubles
+    the number, up to 64 times this one, until one is scored."""
     learn_steps: Annotated[int, Field(ge=1)] = 60
     """Steps of training in a lesson, of 8 passages each."""
     learn_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, get_args
 
-from outrider.learning.judge import LEAST_SESSIONS, LessonVerdict, judge
+from outrider.learning.due import WASTED, DueLessons
+from outrider.learning.exams import chosen_exams
+from outrider.learning.judge import LEAST_SESSIONS, LessonVerdict, Reason, judge
 from outrider.learning.lesson import CoreMeter, LessonFailed, LessonProcess, LessonResult
 from outrider.learning.order import LessonOrder
 from outrider.learning.pace import LessonPace, Surroundings
@@ -28,10 +30,7 @@ LATE_S = 3600.0
 """Seconds after which a lesson is given up, pauses included."""
 STOP_S = 10.0
 """Seconds in which the thread ends after `stop`."""
-OUTCOMES = (
-    *("better", "earlier_better", "too_few", "not_better", "worse", "harms_tenant"),
-    *("memory", "killed", "late", "failed", "stopped", "unloadable"),
-)
+OUTCOMES = (*get_args(Reason), *WASTED, "stopped")
 """How a lesson can end: the judge's reasons, then what ends a lesson without weights."""
 
 
@@ -40,7 +39,7 @@ class LearnPlan:
     """How much is learnt at a time, and within which bounds.
 
     Attributes:
-        every: wrong places that make a lesson due.
+        every: wrong places that make a lesson due; after wasted lessons more, see `due`.
         steps: steps of training in a lesson.
         rate: highest learning rate.
         memory_mb: most memory of the child, in MiB.
@@ -122,6 +121,7 @@ class Learner(Generic[T]):
         self._counted = counted
         self._target = target
         self._meter = CoreMeter()
+        self._due = DueLessons(plan.every)
         self._pace = LessonPace(plan.duty, plan.cores)
         self._stopped = threading.Event()
         self._lesson: LessonProcess | None = None
@@ -145,14 +145,14 @@ class Learner(Generic[T]):
     @property
     def is_due(self) -> bool:
         """Whether enough has come for a lesson."""
-        return self._buffer.fresh >= self._plan.every
+        return self._buffer.fresh >= self._due.wanted
 
     def run_lesson(self) -> LessonVerdict | None:
         """Runs one lesson and swaps weights if it says so; None where the lesson gave nothing."""
         lessons, exams = self._buffer.take_fresh()  # first: a lesson that fails waits for new text
         candidate = self._versions.state.last + 1
         try:
-            result = self._teach(lessons, exams)
+            result = self._teach(lessons, chosen_exams(exams))
         except LessonFailed as failure:
             self._ended(failure.reason, str(failure), candidate)
             return None
@@ -257,5 +257,13 @@ class Learner(Generic[T]):
     def _ended(self, outcome: str, told: str, candidate: int) -> None:
         self._counted.ended(outcome)
         self._versions.drop()
-        level = logging.WARNING if outcome in OUTCOMES[6:] else logging.INFO
-        log.log(level, "lesson %d ended (%s): %s", candidate, outcome, told)
+        self._due.ended(outcome)
+        level = logging.WARNING if outcome in WASTED else logging.INFO
+        log.log(
+            level,
+            "lesson %d ended (%s): %s; the next is due after %d wrong places",
+            candidate,
+            outcome,
+            told,
+            self._due.wanted,
+        )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from outrider.learning.exams import MOST_EXAMS
 from outrider.learning.learner import Learner, LearnPlan
 from outrider.learning.metrics import LearningMetrics
 from outrider.learning.passages import Passage, PassageBuffer
@@ -157,3 +158,26 @@ def test_the_acceptance_that_is_shown_is_that_of_the_weights_that_serve(school: 
     school.serving.refuses = False
     assert school.learner().run_lesson() is not None
     assert school.acceptance() == 12 / PLACES, "of version 2"
+
+
+def test_a_lesson_scores_a_bounded_number_of_passages_however_many_are_kept(school: School) -> None:
+    for session in range(MOST_EXAMS + 50):
+        school.buffer.add(passage(session), exam=True)
+    verdict = school.learner().run_lesson()
+    assert verdict is not None
+    assert verdict.difference.sessions == MOST_EXAMS
+
+
+@pytest.mark.parametrize("outcome", ["memory", "late", "failed", "unloadable"])
+def test_a_lesson_that_comes_to_nothing_makes_the_next_one_wait_for_twice_the_text(
+    school: School, outcome: str
+) -> None:
+    school.serving.refuses = outcome == "unloadable"
+    learner = school.learner(outcome, seconds=1)
+    assert learner.run_lesson() is None
+    assert school.outcomes() == {outcome: 1}
+    due = []
+    for _ in range(2):
+        school.text()
+        due.append(learner.is_due)
+    assert due == [False, True]
