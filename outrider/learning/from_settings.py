@@ -9,12 +9,16 @@ from speculative.errors import InvalidRequest
 
 def refuse_unused(settings: LearningSettings) -> None:
     """Raises InvalidRequest where settings of learning are given without `learn`."""
-    for flag, given in (("--learn-dir", settings.learn_dir), ("--learn-from", settings.learn_from)):
-        if given and not settings.learn:
-            raise InvalidRequest(
-                f"{flag} is given without --learn, so nothing would be learnt: give --learn tenant:NAME or "
-                f"--learn public, or drop {flag}"
-            )
+    if settings.learn:
+        return
+    given = sorted(name for name in settings.model_fields_set if name.startswith("learn_"))
+    # An empty list or folder is given by those who pass unset variables on.
+    flags = ", ".join(f"--{name.replace('_', '-')}" for name in given if getattr(settings, name))
+    if flags:
+        raise InvalidRequest(
+            f"{flags} {'are' if ',' in flags else 'is'} given without --learn, so nothing would be learnt: "
+            f"give --learn tenant:NAME or --learn public, or drop {flags}"
+        )
 
 
 def folder_of(settings: LearningSettings) -> Path:

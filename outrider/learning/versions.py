@@ -47,21 +47,27 @@ class WeightVersions:
         folder: made if it is missing, readable by this user alone.
         model: folder or id of the given weights.
 
-    Raises InvalidRequest where the folder is in use, holds weights of another owner or model, or other files.
+    Raises InvalidRequest where the folder is in use, cannot be written to, holds weights of another owner or
+    model, or other files.
     """
 
     def __init__(self, folder: Path, model: str, owner: str, base: str) -> None:
         self._folder = folder
         self._model = model
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = _locked(folder)
         try:
-            self.state = self._noted = self._read(VersionState(owner, base))
-        except BaseException:
-            self._lock.close()
-            raise
-        folder.chmod(0o700)
-        self._clean()
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = _locked(folder)
+            try:
+                self.state = self._noted = self._read(VersionState(owner, base))
+                folder.chmod(0o700)
+            except BaseException:
+                self._lock.close()
+                raise
+        except OSError as error:
+            raise InvalidRequest(
+                f"{folder} cannot keep weights ({error}): give a --learn-dir that this user can write to"
+            ) from error
+        self.drop()
 
     def name_of(self, version: int) -> str:
         """Folder or id of a version's weights."""
@@ -161,7 +167,10 @@ def _locked(folder: Path) -> IO[str]:
     lock = (folder / _LOCK).open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError as error:
         lock.close()
         raise InvalidRequest(f"{folder} is in use: give each process a --learn-dir of its own") from error
+    except OSError:
+        lock.close()
+        raise
     return lock

@@ -120,11 +120,35 @@ def test_weights_of_one_owner_or_model_are_not_used_for_another(
         WeightVersions(tmp_path, "given", owner, base)
 
 
-@pytest.mark.parametrize("given", [{"learn_dir": Path("weights")}, {"learn_from": ("ann",)}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"learn_dir": Path("weights")},
+        {"learn_from": ("ann",)},
+        {"learn_every": 512},
+        {"learn_steps": 9},
+        {"learn_duty": 0.5},
+    ],
+)
 def test_a_drafter_that_learns_from_nobody_refuses_to_be_told_how(given: dict[str, Any]) -> None:
     (flag,) = (f"--{name.replace('_', '-')}" for name in given)
     with pytest.raises(InvalidRequest, match=f"{flag} is given without --learn.* or drop {flag}"):
         learning_of(DrafterSettings(model="m", **given), Metrics("drafter"))
+
+
+def test_all_settings_of_learning_that_nothing_uses_are_named_and_empty_ones_pass() -> None:
+    with pytest.raises(InvalidRequest, match=r"--learn-cores, --learn-rate are given without --learn"):
+        learning_of(DrafterSettings(model="m", learn_rate=0.1, learn_cores=2), Metrics("drafter"))
+    empty: dict[str, Any] = {"learn": "", "learn_dir": "", "learn_from": ""}
+    assert learning_of(DrafterSettings(model="m", **empty), Metrics("drafter")) is None
+
+
+@pytest.mark.parametrize("place", ["a file", "a file/learnt", "learnt"])
+def test_a_folder_that_cannot_be_written_to_is_refused_with_what_to_do(tmp_path: Path, place: str) -> None:
+    (tmp_path / "a file").touch()
+    (tmp_path / "learnt" / "lock").mkdir(parents=True)
+    with pytest.raises(InvalidRequest, match=r"cannot keep weights \(.*give a --learn-dir that"):
+        WeightVersions(tmp_path / place, "given", "tenant:ann", "abc")
 
 
 @pytest.mark.parametrize("state", ["{", '{"owner": 1}', '{"owner":"tenant:ann","base":"abc","current":7}'])
