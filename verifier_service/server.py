@@ -128,7 +128,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         beats = asyncio.create_task(self._beat_while_loading(), name="beats")
         try:
             learning = await in_own_thread(learning_of, self._settings, self._metrics)
-            self._learning = learning  # a stop while the target loads closes its folder
+            self._learning = learning  # a stop from now on closes its folder
             target = await in_own_thread(self._load)
             self._target = target  # a stop while its passes compile closes the target
             amateur = await in_own_thread(load_amateur, self._settings, target)

@@ -43,6 +43,37 @@ def test_a_change_anywhere_in_a_small_file_is_seen(copy: Path) -> None:
     assert weights_digest(str(copy)) != ours
 
 
+def test_weights_of_a_head_in_a_file_of_pickles_count_and_those_of_an_optimiser_do_not(copy: Path) -> None:
+    next(copy.glob("*.safetensors")).unlink()
+    (copy / "optimizer.pt").write_bytes(b"one")
+    assert weights_digest(str(copy)) == ""
+    (copy / "medusa_lm_head.pt").write_bytes(b"one")
+    ours = weights_digest(str(copy))
+    assert ours
+    (copy / "optimizer.pt").write_bytes(b"other")
+    assert weights_digest(str(copy)) == ours
+    (copy / "medusa_lm_head.pt").write_bytes(b"other")
+    assert weights_digest(str(copy)) not in ("", ours)
+
+
+def test_a_revision_of_a_cached_id_is_the_model_that_lies_there(
+    tiny_llama: Path, tiny_llama_b: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--org--tiny"
+    (repository / "refs").mkdir(parents=True)
+    for ref, folder in (("main", tiny_llama), ("better", tiny_llama_b)):
+        commit = ref[0] * 40
+        shutil.copytree(folder, repository / "snapshots" / commit)
+        (repository / "refs" / ref).write_text(commit)
+    for name, folder in (
+        ("org/tiny", tiny_llama),
+        ("org/tiny@better", tiny_llama_b),
+        (f"org/tiny@{'b' * 40}", tiny_llama_b),
+    ):
+        assert weights_digest(name) == weights_digest(str(folder)), name
+
+
 @pytest.mark.parametrize("broken", ["missing", "no object", "no JSON", "no weights"])
 def test_without_files_that_say_so_nothing_is_known(copy: Path, broken: str) -> None:
     match broken:
@@ -57,7 +88,9 @@ def test_without_files_that_say_so_nothing_is_known(copy: Path, broken: str) -> 
     assert weights_digest(str(copy)) == ""
 
 
-@pytest.mark.parametrize("name", ["", "nobody/has-this-model", "not an id at all///"])
+@pytest.mark.parametrize(
+    "name", ["", "nobody/has-this-model", "nobody/has-this@main", "a/b@", "not an id at all///"]
+)
 def test_what_is_nowhere_has_none(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert weights_digest(name) == ""

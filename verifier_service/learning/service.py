@@ -12,7 +12,7 @@ from outrider.learning.owner import LearnOwner
 from outrider.learning.passages import PassageBuffer
 from outrider.learning.versions import BASE, WeightVersions
 from outrider.lm.device.placement import find_device
-from outrider.lm.load.weights_digest import weights_digest
+from outrider.lm.load.weights_digest import WEIGHTS, weights_digest
 from outrider.lm.runner import PackedLM
 from outrider.runtime.metrics import Metrics
 from speculative.errors import InvalidRequest, OutriderError
@@ -104,15 +104,15 @@ class HeadLearning:
 
     def __init__(self, settings: VerifierSettings, metrics: Metrics) -> None:
         self._settings = settings
-        owner = LearnOwner.of(settings.learn, settings.learn_from)
-        folder = folder_of(settings)
+        self._owner = owner = LearnOwner.of(settings.learn, settings.learn_from)
+        self._folder = folder_of(settings)
         if find_device(settings.device).type != "cpu":
             raise InvalidRequest(
                 "a head learns beside a target on the CPU alone: give --device cpu, or drop --learn"
             )
         (text,) = settings.heads
-        named, checkpoint = named_head(text)
-        kind = head_kind(checkpoint)
+        named, self._checkpoint = named_head(text)
+        kind = head_kind(self._checkpoint)
         self._name = named or kind
         self._needs = plan_proposers(settings)[self._name].needs
         if kind not in LEARNING_KINDS or (kind == "hydra" and self._needs.planes):
@@ -121,33 +121,32 @@ class HeadLearning:
                 f"cannot learn from traffic; give a head of another kind ({', '.join(LEARNING_KINDS)}), or "
                 "drop --learn"
             )
-        digests = f"{weights_digest(checkpoint)} {weights_digest(settings.model)}"
-        base = hashlib.sha256(digests.encode()).hexdigest()
-        self._versions = WeightVersions(folder, checkpoint, owner.label, base)
         self._buffer = PassageBuffer(settings.learn_buffer_mb * 2**20)
         self.collector = TextCollector(owner, self._buffer)
         """Takes the sessions that have stopped decoding."""
         self.private: Mapping[str, str] = {self._name: owner.tenant} if owner.tenant else {}
         """The only tenant that the head drafts for, by the head's source name; empty: any tenant."""
-        self._learner = Learner[BatchedProposer](
-            plan_of(settings),
-            self._buffer,
-            self._versions,
-            CHILD,
-            HeadLearningMetrics(metrics, lambda: self._buffer.nbytes, lambda: self._versions.state.current),
-            settings.model,
-        )
+        self._metrics = HeadLearningMetrics(metrics, lambda: self._buffer.nbytes, self._version)
+        self._versions: WeightVersions | None = None
+        self._learner: Learner[BatchedProposer] | None = None
 
     def make_head(self, target: PackedLM) -> dict[str, BatchedProposer]:
-        """The proposer with the weights that served last, by its name; with the given ones if these fail."""
-        version = self._versions.state.current
+        """The proposer with the weights that served last, by its name; with the given ones if these fail.
+
+        Call it when the target is loaded: only then are all files there that tell which weights were given.
+
+        Raises OutriderError where the given weights do not load or cannot be told from others, and where the
+        folder is in use or holds weights learnt from others.
+        """
+        versions = self._open()
+        version = versions.state.current
         if version != BASE:
             try:
-                return {self._name: self._made(target, self._versions.name_of(version))}
+                return {self._name: self._made(target, versions.name_of(version))}
             except OutriderError as error:
                 log.warning("version %d of the head does not load, the given one serves: %s", version, error)
-                self._versions.give_up()
-        return {self._name: self._made(target, self._versions.name_of(BASE))}
+                versions.give_up()
+        return {self._name: self._made(target, versions.name_of(BASE))}
 
     def start(self, target: PackedLM, put: Callable[[Command], None], running: Callable[[], int]) -> None:
         """Starts to learn; `put` hands a command to the engine, `running` is the number of its sessions."""
@@ -157,11 +156,27 @@ class HeadLearning:
             with ThreadPoolExecutor(1, "load-again") as executor:
                 return executor.submit(self._made, target, name).result()
 
+        assert self._learner is not None, "the head is made before it learns"
         self._learner.start(ServingHead(self._name, again, put, running))
 
     def stop(self) -> None:
         """Ends the lesson in hand, and lets another process use the folder. Blocks."""
-        self._learner.stop()
+        if self._learner is not None:
+            self._learner.stop()
+
+    def _open(self) -> WeightVersions:
+        """Opens the folder of learnt weights, and makes the learner, which closes the folder."""
+        settings = self._settings
+        digests = f"{_digest('heads', self._checkpoint)} {_digest('model', settings.model)}"
+        base = hashlib.sha256(digests.encode()).hexdigest()
+        self._versions = versions = WeightVersions(self._folder, self._checkpoint, self._owner.label, base)
+        self._learner = Learner[BatchedProposer](
+            plan_of(settings), self._buffer, versions, CHILD, self._metrics, settings.model
+        )
+        return versions
+
+    def _version(self) -> int:
+        return BASE if self._versions is None else self._versions.state.current
 
     def _made(self, target: PackedLM, checkpoint: str) -> BatchedProposer:
         settings = self._settings.model_copy(update={"heads": (f"{self._name}={checkpoint}",)})
@@ -169,3 +184,15 @@ class HeadLearning:
         if plan.needs != self._needs:
             raise InvalidRequest(f"head {checkpoint!r} needs other layers or planes than the given head")
         return plan.make(target)
+
+
+def _digest(flag: str, path_or_id: str) -> str:
+    """Digest of weights that are loaded by now. Raises InvalidRequest where there is none."""
+    digest = weights_digest(path_or_id)
+    if not digest:
+        raise InvalidRequest(
+            f"--{flag} {path_or_id}: nothing tells these weights from others, as learnt weights need: their "
+            f"folder lacks a config.json, or a file of weights ({', '.join(WEIGHTS)}); give a folder or id "
+            "that has both, or drop --learn"
+        )
+    return digest

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import huggingface_hub
 
+from outrider.tokens import split_revision
+
 SAMPLES = 64
 """Number of samples read from each file."""
 SAMPLE_BYTES = 4096
@@ -17,6 +19,8 @@ HEAD_BYTES = 65_536
 """Size of the part read from each file's beginning, where names and shapes stand, in bytes."""
 DIGITS = 32
 """Length of a digest in hexadecimal digits."""
+WEIGHTS = ("*.safetensors", "*.bin", "*_lm_head.pt")
+"""Patterns of the names of weights' files. Other .pt files, as of an optimiser, are no weights."""
 # Fields that say how a configuration was written or is used, not what the model computes.
 _PASSING = frozenset(
     {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
@@ -26,12 +30,14 @@ _PASSING = frozenset(
 def weights_digest(path_or_id: str) -> str:
     """Hexadecimal digest of the configuration and a sample of the weights of a folder or cached id.
 
+    An id may have a revision: ORG/NAME@REVISION.
+
     Empty where there are no such files, as for a model that was made in memory.
     """
     folder = _folder(path_or_id)
     if folder is None:
         return ""
-    files = sorted(file for suffix in ("safetensors", "bin") for file in folder.glob(f"*.{suffix}"))
+    files = sorted(file for pattern in WEIGHTS for file in folder.glob(pattern))
     digest = hashlib.sha256()
     try:
         config = json.loads((folder / "config.json").read_text())
@@ -58,8 +64,9 @@ def _folder(path_or_id: str) -> Path | None:
     path = Path(path_or_id).expanduser()
     if path.is_dir():
         return path
+    name, revision = split_revision(path_or_id)
     try:
-        found = huggingface_hub.try_to_load_from_cache(path_or_id, "config.json")
+        found = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision)
     except ValueError:  # what can be no id
         return None
     return Path(found).parent if isinstance(found, str) else None
