@@ -60,6 +60,8 @@ log = logging.getLogger(__name__)
 
 _BEAT_S = 0.1
 _SWEEP_S = 0.25
+_ENGINE_STOP_S = 1.0
+_LEARNER_STOP_S = 0.5  # the learner is told at the beginning of a stop, and awaited at its end
 _CHUNK_BYTES = 1024 * 1024
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -169,6 +171,8 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         Until then running sessions may end here or move elsewhere; the verifier announces that it drains.
         """
         self._stopping = True
+        if self._learning is not None:
+            self._learning.end_soon()
         self._readers.drain()
         self._quiet.clear()
         if self._table.running:
@@ -179,14 +183,14 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._sources.close()
-        if self._learning is not None:
-            await asyncio.to_thread(self._learning.stop)
-        if self._engine is not None and not await asyncio.to_thread(self._engine.stop, 1.0):
+        if self._engine is not None and not await asyncio.to_thread(self._engine.stop, _ENGINE_STOP_S):
             log.warning("a step was still running")
         if self._target is not None:
             await asyncio.to_thread(self._target.close)
         if self._grammars is not None:
             self._grammars.close()
+        if self._learning is not None:
+            await asyncio.to_thread(self._learning.stop, _LEARNER_STOP_S)
 
     def state(self) -> WorkerState:
         """The state that this worker announces."""

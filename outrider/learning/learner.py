@@ -29,7 +29,7 @@ CHECK_S = 0.5
 LATE_S = 3600.0
 """Seconds after which a lesson is given up, pauses included."""
 STOP_S = 10.0
-"""Seconds in which the thread ends after `stop`."""
+"""Seconds for which `stop` waits for the thread, unless told otherwise."""
 OUTCOMES = (*get_args(Reason), *WASTED, "stopped")
 """How a lesson can end: the judge's reasons, then what ends a lesson without weights."""
 
@@ -133,14 +133,22 @@ class Learner(Generic[T]):
         self._serving = serving
         self._thread.start()
 
-    def stop(self) -> None:
-        """Ends the lesson in hand and the thread; returns within STOP_S."""
+    def end_soon(self) -> None:
+        """Has the lesson in hand and the thread end; returns at once."""
         self._stopped.set()
         if (lesson := self._lesson) is not None:
             lesson.stop()
-        if self._thread.is_alive():
-            self._thread.join(STOP_S)
-        self._versions.close()
+
+    def stop(self, within_s: float = STOP_S) -> None:
+        """Ends the lesson in hand and the thread; returns within `within_s` seconds.
+
+        The folder is this process's until the thread has ended, as the thread may write to the folder.
+        """
+        self.end_soon()
+        if self._thread.ident is None:  # never started
+            self._versions.close()
+        else:
+            self._thread.join(within_s)
 
     @property
     def is_due(self) -> bool:
@@ -170,13 +178,19 @@ class Learner(Generic[T]):
         return verdict
 
     def _run(self) -> None:
-        while not self._stopped.wait(CHECK_S):
-            if self.is_due:
-                try:
-                    self.run_lesson()
-                except Exception as error:
-                    log.exception("a lesson failed; the weights stay as they are")
-                    self._ended("failed", str(error), self._versions.state.last)
+        try:
+            while not self._stopped.wait(CHECK_S):
+                if self.is_due:
+                    self._run_due()
+        finally:
+            self._versions.close()
+
+    def _run_due(self) -> None:
+        try:
+            self.run_lesson()
+        except Exception as error:
+            log.exception("a lesson failed; the weights stay as they are")
+            self._ended("failed", str(error), self._versions.state.last)
 
     def _teach(self, lessons: Sequence[Passage], exams: Sequence[Passage]) -> LessonResult:
         if len({one.session for one in exams}) < LEAST_SESSIONS:

@@ -159,10 +159,18 @@ class HeadLearning:
         assert self._learner is not None, "the head is made before it learns"
         self._learner.start(ServingHead(self._name, again, put, running))
 
-    def stop(self) -> None:
-        """Ends the lesson in hand, and lets another process use the folder. Blocks."""
+    def end_soon(self) -> None:
+        """Has the lesson in hand end; returns at once."""
         if self._learner is not None:
-            self._learner.stop()
+            self._learner.end_soon()
+
+    def stop(self, within_s: float) -> None:
+        """Ends the lesson in hand, and lets another process use the folder. Blocks for `within_s` at most.
+
+        What takes longer goes on, and keeps the folder until it ends.
+        """
+        if self._learner is not None:
+            self._learner.stop(within_s)
 
     def _open(self) -> WeightVersions:
         """Opens the folder of learnt weights, and makes the learner, which closes the folder."""

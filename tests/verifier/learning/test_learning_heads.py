@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import shutil
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,7 +17,9 @@ from harness import Answer, Verifier, serving
 
 from outrider.learning import learner as learner_module
 from outrider.learning.judge import AcceptanceGain, LessonVerdict, Score
+from outrider.learning.learner import Learner
 from outrider.learning.lesson import CoreMeter, LessonResult
+from outrider.learning.versions import WeightVersions
 from outrider.lm.heads.hydra import HydraHeads, HydraSizes
 from outrider.lm.heads.look_ahead import LookAheadEmbeddings
 from outrider.lm.heads.medusa import MedusaHeads
@@ -271,6 +274,41 @@ async def test_learnt_weights_that_do_not_load_make_way_for_the_given_ones(
         assert again.verifier.metric("weights_version") == 0
         await again.ask(PROMPTS[0], GREEDY)
         assert again.verifier.nodes("medusa", "offered") > 0
+
+
+async def test_a_learner_that_lingers_holds_up_nothing_else_that_stops_and_keeps_its_folder(
+    tiny_llama: Path, heads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_work, may_end = threading.Event(), threading.Event()
+
+    def lingers(_: Any) -> None:
+        at_work.set()
+        may_end.wait(60)
+
+    monkeypatch.setattr(learner_module, "CHECK_S", 0.01)
+    monkeypatch.setattr(Learner, "is_due", True)
+    monkeypatch.setattr(Learner, "run_lesson", lingers)
+    folder = tmp_path / "learnt"
+    async with school(tiny_llama, heads, folder, "medusa") as taught:
+        server, learner = taught.verifier.server, taught.learning._learner
+        told: list[bool] = []
+        closed: list[str] = []
+        monkeypatch.setattr(server._readers, "drain", lambda: told.append(learner._stopped.is_set()))
+        monkeypatch.setattr(server._target, "close", lambda: closed.append("target"))
+        monkeypatch.setattr(server._grammars, "close", lambda: closed.append("grammars"))
+        assert await asyncio.to_thread(at_work.wait, 60)
+        try:
+            async with asyncio.timeout(5):
+                await server.stop(0.0)
+            assert told == [True], "the learner is told before sessions are waited for"
+            assert not server._engine._thread.is_alive()
+            assert closed == ["target", "grammars"]
+            with pytest.raises(InvalidRequest, match="is in use"):
+                WeightVersions(folder, "head", "tenant:ann", "base")
+        finally:
+            may_end.set()
+        await asyncio.to_thread(learner._thread.join, 60)
+        WeightVersions(folder, "head", "tenant:ann", "base").close()
 
 
 @pytest.mark.parametrize(

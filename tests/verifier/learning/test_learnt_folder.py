@@ -73,11 +73,11 @@ def test_a_target_that_the_first_start_downloads_is_the_same_at_the_next(
     taught.begin()
     shutil.copytree(heads / "a", taught.name_of(1))
     taught.use(1)
-    first.stop()
+    first.stop(10.0)
     again = learning(heads / "a", tmp_path / "learnt", model=model)
     again.make_head(target)
     assert again._version() == 1
-    again.stop()
+    again.stop(10.0)
 
 
 def test_another_head_in_a_file_of_pickles_is_refused_what_the_first_learnt(
@@ -87,7 +87,7 @@ def test_another_head_in_a_file_of_pickles_is_refused_what_the_first_learnt(
     first.make_head(target)
     assert first._versions is not None
     first._versions.begin()
-    first.stop()
+    first.stop(10.0)
     other = learning(heads / "b", tmp_path / "learnt", model=str(tiny_llama))
     with pytest.raises(InvalidRequest, match="give another --learn-dir, or remove this one"):
         other.make_head(target)
