@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +12,11 @@ from outrider.cli.failures import CommandFailed
 from outrider.cli.local import stack
 from outrider.cli.local.stack import MOST_RESTARTS, STEADY_S, Restarts, Stack, check_installed, check_pair
 from outrider.cli.local.up_settings import ServiceOverrides, StackOptions
+from outrider.learning.from_settings import refuse_unused
+from outrider.runtime.settings import read_settings
 from outrider.v1.draft_source_pb2 import SourceDescription
 from outrider.v1.verifier_pb2 import VerifierDescription
+from verifier_service.settings import VerifierSettings
 
 
 def test_a_target_alone_has_a_drafter_that_is_still_to_be_chosen() -> None:
@@ -135,6 +139,25 @@ def test_the_second_verifier_takes_over_no_address_name_or_memory_of_the_first()
     assert (second["--model-name"], second["--heads"]) == ("big:drafter", "")
     assert float(second["--gpu-memory-utilization"]) < 0.5
     assert "--dtype" not in second, "the file says it for both verifiers"
+
+
+def test_the_second_verifier_starts_where_the_head_of_the_first_learns(tmp_path: Path) -> None:
+    config = tmp_path / "outrider.toml"
+    config.write_text('[verifier]\nsmall_model = "small"\nlearn_every = 9\nlearn_from = ["ann"]\n')
+    variables = {
+        "OUTRIDER_CONFIG": str(config),
+        "OUTRIDER_VERIFIER__HEADS": "org/head",
+        "OUTRIDER_VERIFIER__LEARN": "public",
+        "OUTRIDER_VERIFIER__LEARN_DIR": str(tmp_path),
+    }
+    flags = flags_of(StackOptions(target="org/name", drafter="org/small", serve_drafter=True))
+    first, second = (
+        read_settings(VerifierSettings, [word for pair in flags[name].items() for word in pair], variables)
+        for name in ("verifier", "verifier-2")
+    )
+    assert (first.learn, first.learn_from, first.learn_dir) == ("public", ("ann",), tmp_path)
+    assert (second.heads, second.small_model, second.learn_every) == ((), "", 9)
+    refuse_unused(second)
 
 
 @pytest.mark.parametrize("drafter_device", ["", "cpu"])

@@ -14,7 +14,7 @@ import grpc
 
 from outrider.cli.failures import CommandFailed
 from outrider.cli.local.ports import GRPC_PORT, HTTP_PORT, free_address
-from outrider.cli.local.up_settings import AUTO, DRAFTER, ServiceOverrides, StackOptions, drafter_names
+from outrider.cli.local.up_settings import ALONE, AUTO, DRAFTER, ServiceOverrides, StackOptions, drafter_names
 from outrider.cli.observe.scrape import reading_of
 from outrider.client.endpoints import credentials_of
 from outrider.runtime.backoff import Backoff
@@ -369,7 +369,7 @@ class Stack:
         alone = replace(options, heads=(), amateur="", overrides=overrides)
         made = self._model_role("verifier", drafter, threads, alone, SECOND_VERIFIER)
         name = overrides.text("verifier", "model_name") or _name(target)
-        made.flags += ["--model-name", f"{name}:drafter", "--heads", "", "--small-model", "", "--amateur", ""]
+        made.flags += ["--model-name", f"{name}:drafter", *ALONE]
         if overrides.text("verifier", "advertise"):
             made.flags += ["--advertise", made.bind]
         return made
