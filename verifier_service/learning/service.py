@@ -55,6 +55,7 @@ class ServingHead:
         load: makes the proposer of a folder or id; raises OutriderError.
         put: hands a command to the engine.
         running: number of sessions that the engine has.
+        serves: told the version that drafts from now on; may be called from any thread.
     """
 
     def __init__(
@@ -63,11 +64,13 @@ class ServingHead:
         load: Callable[[str], BatchedProposer],
         put: Callable[[Command], None],
         running: Callable[[], int],
+        serves: Callable[[int], None],
     ) -> None:
         self._name = name
         self._load = load
         self._put = put
         self._running = running
+        self._serves = serves
 
     @property
     def sessions(self) -> int:
@@ -80,7 +83,13 @@ class ServingHead:
 
     def swap(self, loaded: BatchedProposer, version: int) -> "Future[BatchedProposer]":
         """Has a version draft from the next pass on."""
+
+        def swapped(before: "Future[BatchedProposer]") -> None:
+            if not before.cancelled() and before.exception() is None:
+                self._serves(version)
+
         swap = SwapProposer(self._name, loaded, Future())
+        swap.before.add_done_callback(swapped)
         self._put(swap)
         return swap.before
 
@@ -126,8 +135,8 @@ class HeadLearning:
         """Takes the sessions that have stopped decoding."""
         self.private: Mapping[str, str] = {self._name: owner.tenant} if owner.tenant else {}
         """The only tenant that the head drafts for, by the head's source name; empty: any tenant."""
-        self._metrics = HeadLearningMetrics(metrics, lambda: self._buffer.nbytes, self._version)
-        self._versions: WeightVersions | None = None
+        self._serving = BASE
+        self._metrics = HeadLearningMetrics(metrics, lambda: self._buffer.nbytes, lambda: self._serving)
         self._learner: Learner[BatchedProposer] | None = None
 
     def make_head(self, target: PackedLM) -> dict[str, BatchedProposer]:
@@ -139,13 +148,15 @@ class HeadLearning:
         folder is in use or holds weights learnt from others.
         """
         versions = self._open()
-        version = versions.state.current
-        if version != BASE:
+        if (version := versions.state.current) != BASE:
             try:
-                return {self._name: self._made(target, versions.name_of(version))}
+                head = self._made(target, versions.name_of(version))
             except OutriderError as error:
                 log.warning("version %d of the head does not load, the given one serves: %s", version, error)
                 versions.give_up()
+            else:
+                self._serves(version)
+                return {self._name: head}
         return {self._name: self._made(target, versions.name_of(BASE))}
 
     def start(self, target: PackedLM, put: Callable[[Command], None], running: Callable[[], int]) -> None:
@@ -157,7 +168,7 @@ class HeadLearning:
                 return executor.submit(self._made, target, name).result()
 
         assert self._learner is not None, "the head is made before it learns"
-        self._learner.start(ServingHead(self._name, again, put, running))
+        self._learner.start(ServingHead(self._name, again, put, running, self._serves))
 
     def end_soon(self) -> None:
         """Has the lesson in hand end; returns at once."""
@@ -177,14 +188,14 @@ class HeadLearning:
         settings = self._settings
         digests = f"{_digest('heads', self._checkpoint)} {_digest('model', settings.model)}"
         base = hashlib.sha256(digests.encode()).hexdigest()
-        self._versions = versions = WeightVersions(self._folder, self._checkpoint, self._owner.label, base)
+        versions = WeightVersions(self._folder, self._checkpoint, self._owner.label, base)
         self._learner = Learner[BatchedProposer](
             plan_of(settings), self._buffer, versions, CHILD, self._metrics, settings.model
         )
         return versions
 
-    def _version(self) -> int:
-        return BASE if self._versions is None else self._versions.state.current
+    def _serves(self, version: int) -> None:
+        self._serving = version
 
     def _made(self, target: PackedLM, checkpoint: str) -> BatchedProposer:
         settings = self._settings.model_copy(update={"heads": (f"{self._name}={checkpoint}",)})

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -32,9 +32,10 @@ from tests.lm.random_heads import shaken
 from training.heads import untrained
 from training.heads.frozen import FrozenTarget
 from verifier_service.learning import service
-from verifier_service.learning.service import learning_of
+from verifier_service.learning.service import ServingHead, learning_of
 from verifier_service.loading import load_target
 from verifier_service.proposers import host, hosted
+from verifier_service.proposers.batched import BatchedProposer
 from verifier_service.proposers.price import ProposerPrice
 from verifier_service.settings import VerifierSettings
 
@@ -265,7 +266,7 @@ async def test_learnt_weights_that_do_not_load_make_way_for_the_given_ones(
 ) -> None:
     folder = tmp_path / "learnt"
     async with school(tiny_llama, heads, folder, "medusa") as taught:
-        versions = taught.learning._versions
+        versions = taught.learning._learner._versions
         versions.begin()
         (folder / "1").mkdir()
         (folder / "1" / "config.json").write_text('{"medusa_num_heads": 3}')
@@ -274,6 +275,20 @@ async def test_learnt_weights_that_do_not_load_make_way_for_the_given_ones(
         assert again.verifier.metric("weights_version") == 0
         await again.ask(PROMPTS[0], GREEDY)
         assert again.verifier.nodes("medusa", "offered") > 0
+
+
+def test_only_a_version_that_was_swapped_in_is_shown_as_the_one_that_serves() -> None:
+    swaps: list[Any] = []
+    shown: list[int] = []
+    head = ServingHead("medusa", refuse, swaps.append, lambda: 0, shown.append)
+    for version in (1, 2, 3):
+        head.swap(cast(BatchedProposer, f"head {version}"), version)
+    taken, refused, given_up = (swap.before for swap in swaps)
+    assert shown == []
+    taken.set_result("head 0")
+    refused.set_exception(ValueError("it has other needs"))
+    given_up.cancel()
+    assert shown == [1]
 
 
 async def test_a_learner_that_lingers_holds_up_nothing_else_that_stops_and_keeps_its_folder(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from outrider.learning.versions import WeightVersions
 from outrider.lm.heads.medusa import MedusaHeads
 from outrider.lm.heads.published import write_head
 from outrider.lm.runner import PackedLM
@@ -60,6 +61,11 @@ def learning(head: Path, folder: Path, **given: Any) -> HeadLearning:
     return HeadLearning(VerifierSettings(**settings, passes="eager"), Metrics("verifier"))
 
 
+def versions_of(taught: HeadLearning) -> WeightVersions:
+    assert taught._learner is not None
+    return taught._learner._versions
+
+
 @pytest.mark.parametrize("model", ["org/tiny", "org/tiny@better"])
 def test_a_target_that_the_first_start_downloads_is_the_same_at_the_next(
     model: str, target: PackedLM, tiny_llama: Path, heads: Path, cached: Path, tmp_path: Path
@@ -68,15 +74,14 @@ def test_a_target_that_the_first_start_downloads_is_the_same_at_the_next(
     for file in tiny_llama.iterdir():  # as the load of the target leaves the snapshot
         shutil.copy(file, cached)
     first.make_head(target)
-    taught = first._versions
-    assert taught is not None
+    taught = versions_of(first)
     taught.begin()
     shutil.copytree(heads / "a", taught.name_of(1))
     taught.use(1)
     first.stop(10.0)
     again = learning(heads / "a", tmp_path / "learnt", model=model)
     again.make_head(target)
-    assert again._version() == 1
+    assert (versions_of(again).state.current, again._serving) == (1, 1)
     again.stop(10.0)
 
 
@@ -85,8 +90,7 @@ def test_another_head_in_a_file_of_pickles_is_refused_what_the_first_learnt(
 ) -> None:
     first = learning(heads / "a", tmp_path / "learnt", model=str(tiny_llama))
     first.make_head(target)
-    assert first._versions is not None
-    first._versions.begin()
+    versions_of(first).begin()
     first.stop(10.0)
     other = learning(heads / "b", tmp_path / "learnt", model=str(tiny_llama))
     with pytest.raises(InvalidRequest, match="give another --learn-dir, or remove this one"):
