@@ -25,7 +25,7 @@ _EVICTED_SHARE = 64
 class _CachedSession:
     """One session's table, the hashes of its full blocks, and those of blocks that it is about to fill."""
 
-    __slots__ = ("coming", "hashes", "salt", "table")
+    __slots__ = ("coming", "hashes", "is_outdated", "salt", "table")
 
     def __init__(
         self, table: SlotTable, salt: BlockHash, hashes: list[BlockHash], coming: list[BlockHash]
@@ -34,6 +34,8 @@ class _CachedSession:
         self.salt = salt
         self.hashes = hashes
         self.coming = coming
+        self.is_outdated = False
+        """Whether nobody may begin with the session's blocks."""
 
 
 class KVCache:
@@ -173,11 +175,23 @@ class KVCache:
         """Keeps these rows of the last pass, which are committed now, and frees the others."""
         held = self._held[session.handle]
         held.table.keep(path)
-        if self._reuse and held.table.length // BLOCK > len(held.hashes):
+        if self._reuse and not held.is_outdated and held.table.length // BLOCK > len(held.hashes):
             first = len(held.hashes)
             self._hasher.extend(held.hashes, session.ids[: held.table.length], held.salt)
             self.prefixes.publish(held.hashes, held.table.blocks, first, self._now)
-            self._came(session, held, set(held.hashes[first:]))
+            self._came(session.handle, held, set(held.hashes[first:]))
+
+    def forget(self) -> None:
+        """Has no session begin with what was computed so far: cached blocks, and those of running sessions.
+
+        What a running session computes behind such positions is not cached, either.
+        """
+        self.prefixes.forget_all()
+        for handle, held in self._held.items():
+            if held.table.length:
+                held.is_outdated = True
+                held.hashes.clear()
+                self._came(handle, held, set(held.coming))
 
     def release(self, session: Session) -> None:
         """Gives a session's table back, if it has one; its cached blocks stay until they are evicted."""
@@ -185,7 +199,7 @@ class KVCache:
         if held is not None:
             self.released += 1
             held.table.close()
-            self._came(session, held, set(held.coming))
+            self._came(session.handle, held, set(held.coming))
             self.prefixes.lease(held.hashes, self._now + self._lease_s)
 
     def check(self) -> None:
@@ -206,14 +220,14 @@ class KVCache:
         coming = list(takewhile(self._coming.__contains__, missing))
         return coming[-1] if coming else None
 
-    def _came(self, session: Session, held: _CachedSession, gone: Set[BlockHash]) -> None:
+    def _came(self, handle: int, held: _CachedSession, gone: Set[BlockHash]) -> None:
         """Notes that a session will not fill the blocks in `gone` any more, nor those that are cached by now.
 
         A block that was filled is not cached if a block in front of it was evicted.
         """
         while held.coming and (held.coming[0] in gone or held.coming[0] in self.prefixes):
             hash_ = held.coming.pop(0)
-            if self._coming.get(hash_) == session.handle:
+            if self._coming.get(hash_) == handle:
                 del self._coming[hash_]
                 self._arrived += self._awaited.pop(hash_, ())
 

@@ -252,7 +252,7 @@ class ProposerHost:
         before, hosted.proposer = hosted.proposer, proposer
         hosted.sessions, hosted.prices, hosted.looks_away = {}, ProposerPrices(), False
         if hosted.planes is not None and self._filling is not None:
-            self._sessions.kv.prefixes.forget_all()
+            self._sessions.kv.forget()
             self._filling.begin_anew()
         # The next step tells the proposer of all sessions.
         self._quiet.end()

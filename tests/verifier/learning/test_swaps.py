@@ -162,6 +162,60 @@ def test_a_prefix_that_was_cached_before_a_swap_is_computed_again_and_drafted_be
     assert counts.hit > found, f"{behind.cached} positions are cached anew"
 
 
+def test_what_a_running_session_goes_on_with_after_a_swap_is_found_by_nobody() -> None:
+    swapping = Swapping()
+    begun, apart = PROMPT[:5], (8, *PROMPT[:BLOCK])
+    session = swapping.open(begun)
+    swapping.open(apart)
+    swapping.steps(1)
+    swapping.swap().result(0)
+    swapping.steps(2)
+    swapping.open(apart)  # has the same prefix as a running session, and computes it anew
+    swapping.driver.run()
+    drafted, counts = len(swapping.heads[1].said), swapping.driver.core.kv.prefixes.counts
+    assert drafted
+    longer = tuple(session.ids[: BLOCK + 2])
+    swapping.open(longer)
+    swapping.driver.run()
+    assert counts.hit == 0, "the running session filled its first block after the swap"
+    swapping.open((*longer, 3))
+    swapping.open((*apart, *session.ids[:4]))
+    swapping.check()
+    assert counts.hit == 2 * BLOCK
+    after = [ids for ids, _ in swapping.heads[1].said[drafted:]]
+    assert {ids[: len(longer)] for ids in after} >= {longer, (*apart, *session.ids[:1])}
+
+
+def test_a_session_that_waits_for_a_prefix_of_a_running_one_computes_the_prefix_itself_after_a_swap() -> None:
+    swapping = Swapping(prefill_chunk=BLOCK)
+    swapping.open(PROMPT + PROMPT)
+    swapping.steps(1)
+    waiting = swapping.open(PROMPT + PROMPT)
+    swapping.steps(1)
+    kv = swapping.driver.core.kv
+    assert waiting not in kv
+    swapping.swap().result(0)
+    swapping.steps(1)
+    assert waiting in kv
+    swapping.check()
+    assert swapping.heads[1].said
+
+
+def test_what_a_session_computes_that_had_computed_nothing_at_a_swap_is_found_by_others() -> None:
+    swapping = Swapping(prefill_chunk=BLOCK)
+    swapping.open(PROMPT[:5])
+    swapping.open(PROMPT + PROMPT)
+    session = swapping.open(PROMPT[::-1])
+    swapping.steps(1)
+    assert session in swapping.driver.core.kv
+    assert not session.cached
+    swapping.swap().result(0)
+    swapping.driver.run()
+    swapping.open((*PROMPT[::-1], 3))
+    swapping.check()
+    assert swapping.driver.core.kv.prefixes.counts.hit == 2 * BLOCK
+
+
 class Resting:
     """Lets the head rest for three steps after each draft, so that passes are shown to it together."""
 
