@@ -250,7 +250,8 @@ class ProposerHost:
             raise ValueError(f"{name} has other needs than what would take its place")
         began_s = self.now_s()
         before, hosted.proposer = hosted.proposer, proposer
-        hosted.sessions, hosted.prices, hosted.looks_away = {}, ProposerPrices(), False
+        hosted.sessions, hosted.prices = {}, ProposerPrices()
+        hosted.slow_calls.clear()
         if hosted.planes is not None and self._filling is not None:
             self._sessions.kv.forget()
             self._filling.begin_anew()
