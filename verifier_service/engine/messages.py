@@ -104,7 +104,8 @@ class SwapProposer:
     """Source name of the proposer that drafts so far."""
     proposer: "BatchedProposer"
     before: "Future[BatchedProposer]"
-    """Gets the proposer that drafted so far, or ValueError where nothing was changed; may be cancelled."""
+    """Gets the proposer that drafted so far, ValueError where nothing was changed, or the error that ends the
+    engine; may be cancelled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,13 +225,19 @@ class ProposerHost:
         self._step.clear()
 
     def swap(self, swap: SwapProposer) -> None:
-        """Carries a swap out, unless it was cancelled. Call this between two passes."""
+        """Carries a swap out, unless it was cancelled. Call this between two passes.
+
+        Raises any error but ValueError; the swap gets either.
+        """
         if not swap.before.set_running_or_notify_cancel():
             return
         try:
             before = self.replace(swap.name, swap.proposer)
         except ValueError as error:
             swap.before.set_exception(error)
+        except BaseException as error:  # ends the engine, and whoever awaits the swap must not wait for ever
+            swap.before.set_exception(error)
+            raise
         else:
             swap.before.set_result(before)
 

@@ -368,3 +368,19 @@ def test_what_cannot_take_the_place_is_refused(change: Callable[[Swapping], None
     with pytest.raises(ValueError, match=why):
         swapping.swap().result(0)
     assert swapping.driver.core.proposers.swaps == 0
+
+
+def test_an_error_amid_a_swap_reaches_who_awaits_the_swap_and_ends_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    swapping = Swapping()
+    swapping.open(PROMPT)
+    results = list[Future[BatchedProposer]]()
+
+    def failing() -> None:
+        raise MemoryError("no room for the notes")
+
+    monkeypatch.setattr(swapping.driver.core.kv, "forget", failing)
+    with pytest.raises(MemoryError, match="no room"):
+        swapping.driver.step(amid=lambda: results.append(swapping.swap()))
+    assert isinstance(results[0].exception(0), MemoryError)
