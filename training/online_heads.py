@@ -147,8 +147,7 @@ class HeadSchool:
         ids = np.zeros((len(passages), longest), dtype=np.int64)
         is_place = np.zeros(ids.shape, dtype=bool)
         for row, one in enumerate(passages):
-            # A text goes on with itself: an EAGLE head learns the hidden states behind its end as well.
-            ids[row] = np.resize(one.ids, longest)
+            ids[row, : len(one.ids)] = one.ids
             is_place[row, len(one.ids) - one.places : len(one.ids)] = True
         given = torch.from_numpy(ids)
         return _Rows(given, self._target.states(given, layers_of(head)), torch.from_numpy(is_place))

@@ -324,6 +324,29 @@ def test_divergences_are_those_of_the_papers() -> None:
         torch.testing.assert_close(apart(p.log(), q.log()), wanted[name])
 
 
+def test_an_eagle_head_learns_hidden_states_of_the_places_that_weigh_something_and_of_no_others(
+    target: Path,
+) -> None:
+    frozen = FrozenTarget.load(str(target), "cpu")
+    torch.manual_seed(3)
+    head = untrained.eagle(frozen)
+    ids = torch.randint(300, (2, 12))
+    true = frozen.features(ids).clone().requires_grad_()
+    loss = HeadLoss("forward-kl", 3, 1.0, 1.0, noise=0.0)
+
+    def of(weights: torch.Tensor | None) -> torch.Tensor:
+        return loss.of_batch(head, frozen, ids, true, None, weights, read=true.detach())
+
+    weights = torch.zeros(2, 12)
+    weights[0, 4], weights[1, 9] = 1.0, 3.0
+    of(weights).backward()
+    assert true.grad is not None
+    pulls = true.grad.abs().sum(-1)
+    assert torch.equal(pulls > 0, weights > 0)
+    assert 1.5 < pulls[1, 9] / pulls[0, 4] < 6.0
+    torch.testing.assert_close(of(torch.ones(2, 12)), of(None))
+
+
 def test_a_place_weighs_less_than_the_place_before_it(target: Path) -> None:
     frozen = FrozenTarget.load(str(target), "cpu")
     torch.manual_seed(2)

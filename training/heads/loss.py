@@ -57,8 +57,8 @@ class HeadLoss:
 
         Args:
             seed: seed of the noise and of the scored places; None: no noise, and all places are scored.
-            weights: weight of each place's prediction of the token behind it, [rows, length]; None: all weigh
-                the same.
+            weights: weight of each place, whose hidden states predict the token behind it, [rows, length];
+                None: all weigh the same.
             read: hidden states that the head reads, [rows, length, layers, width]; None: it reads `features`.
         """
         generator = None if seed is None else torch.Generator().manual_seed(seed)
@@ -79,8 +79,10 @@ class HeadLoss:
                     apart = apart * weights[:, places]
                 loss = loss + weight * self.divergence_weight * apart.mean()
                 if estimated is not None and self.feature_weight:
-                    true = features[:, step : step + estimated.shape[1]]
-                    distance = functional.smooth_l1_loss(estimated.float(), true.float())
+                    behind = slice(step, step + estimated.shape[1])
+                    distance = _distance(
+                        estimated, features[:, behind], None if weights is None else weights[:, behind]
+                    )
                     loss = loss + weight * self.feature_weight * distance
         return loss / sum(STEP_WEIGHT**step for step in range(self.depth))
 
@@ -120,3 +122,11 @@ class HeadLoss:
         if generator is None or count == roots:
             return torch.arange(roots)
         return torch.randperm(roots, generator=generator)[:count].sort().values
+
+
+def _distance(estimated: torch.Tensor, true: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    """The mean SmoothL1 between hidden states [rows, places, width], whose places have these weights."""
+    if weights is None:
+        return functional.smooth_l1_loss(estimated.float(), true.float())
+    apart = functional.smooth_l1_loss(estimated.float(), true.float(), reduction="none")
+    return (apart.mean(-1) * weights).mean()
