@@ -8,8 +8,11 @@ from speculative.errors import InvalidRequest
 
 
 def refuse_unused(settings: LearningSettings) -> None:
-    """Raises InvalidRequest where settings of learning are given without `learn`."""
-    if settings.learn:
+    """Raises InvalidRequest where settings of learning are given without `learn`.
+
+    An empty `learn` that is given switches off what a file or a variable says, its settings included.
+    """
+    if settings.learn or "learn" in settings.model_fields_set:
         return
     given = sorted(name for name in settings.model_fields_set if name.startswith("learn_"))
     # An empty list or folder is given by those who pass unset variables on.

@@ -28,11 +28,7 @@ DRAFTER = "drafter"
 """Role of drafters, and name of the first one as a source."""
 EMBEDDED = ROOT / "models" if (ROOT / "models" / "heldout.jsonl").is_file() else ROOT / "outrider" / "models"
 """The folder of the embedded pair: of a clone, or of an installed wheel."""
-ALONE = tuple(
-    word
-    for name in ("heads", "small-model", "amateur", "learn", "learn-from", "learn-dir")
-    for word in (f"--{name}", "")
-)
+ALONE = tuple(word for name in ("heads", "small-model", "amateur", "learn") for word in (f"--{name}", ""))
 """Flags of a verifier that holds no other weights than its target's, whatever file and variables say."""
 
 

@@ -344,7 +344,7 @@ def test_settings_under_which_no_head_can_learn_are_refused(given: dict[str, Any
     ("given", "says"),
     [
         ({"learn_dir": None}, "give --learn-dir"),
-        ({"learn": ""}, "--learn-dir is given without --learn"),
+        ({"learn": None}, "--learn-dir is given without --learn"),
         ({"learn": "public"}, "give --learn-from A,B"),
     ],
 )
@@ -353,8 +353,14 @@ def test_what_learning_lacks_is_said_before_the_target_is_loaded(
 ) -> None:
     settings = {"model": str(tiny_llama), "heads": str(heads / "medusa"), "learn": "tenant:ann"}
     settings |= {"learn_dir": str(tmp_path), "device": "cpu", **given}
+    said = {name: value for name, value in settings.items() if value is not None}
     with pytest.raises(InvalidRequest, match=says):
-        learning_of(VerifierSettings(**settings), Metrics("verifier"))
+        learning_of(VerifierSettings(**said), Metrics("verifier"))
+
+
+def test_an_empty_owner_switches_off_what_a_file_or_a_variable_says(tiny_llama: Path, tmp_path: Path) -> None:
+    settings = VerifierSettings(model=str(tiny_llama), learn="", learn_dir=tmp_path, learn_every=9)
+    assert learning_of(settings, Metrics("verifier")) is None
 
 
 def test_a_head_on_a_gpu_does_not_learn(
