@@ -139,6 +139,18 @@ def test_two_heads_of_one_name_are_refused(tiny_llama: Path, heads: Path) -> Non
         plan_proposers(VerifierSettings(model=str(tiny_llama), heads=twice))
 
 
+@pytest.mark.parametrize(
+    ("learning", "tenant"),
+    [({"learn": "tenant:ann"}, "ann"), ({"learn": "public", "learn_from": "ann"}, ""), ({}, "")],
+)
+@pytest.mark.parametrize("kind", ["medusa", "eagle"])
+def test_the_plan_of_a_head_that_learns_names_the_tenant_whose_passes_the_head_is_shown(
+    kind: str, learning: dict[str, Any], tenant: str, tiny_llama: Path, heads: Path
+) -> None:
+    settings = VerifierSettings(model=str(tiny_llama), heads=str(heads / kind), **learning)
+    assert plan_proposers(settings)[kind].needs.tenant == tenant
+
+
 @pytest.mark.parametrize("name", ["eagle", "medusa", "auto", "nosuch"])
 def test_a_name_that_is_no_head_is_refused_with_the_flag(
     name: str, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch

@@ -25,12 +25,18 @@ _EVICTED_SHARE = 64
 class _CachedSession:
     """One session's table, the hashes of its full blocks, and those of blocks that it is about to fill."""
 
-    __slots__ = ("coming", "hashes", "is_outdated", "salt", "table")
+    __slots__ = ("coming", "hashes", "is_outdated", "salt", "table", "tenant")
 
     def __init__(
-        self, table: SlotTable, salt: BlockHash, hashes: list[BlockHash], coming: list[BlockHash]
+        self,
+        table: SlotTable,
+        tenant: str,
+        salt: BlockHash,
+        hashes: list[BlockHash],
+        coming: list[BlockHash],
     ) -> None:
         self.table = table
+        self.tenant = tenant
         self.salt = salt
         self.hashes = hashes
         self.coming = coming
@@ -118,7 +124,11 @@ class KVCache:
                 return False
             blocks = self.prefixes.match(hashes, len(session.ids), self._now)
         held = _CachedSession(
-            self.pool.table(session.slots), salt, hashes[: len(blocks)], hashes[len(blocks) :]
+            self.pool.table(session.slots),
+            session.key.tenant,
+            salt,
+            hashes[: len(blocks)],
+            hashes[len(blocks) :],
         )
         self._held[session.handle] = held
         for hash_ in held.coming:
@@ -178,17 +188,18 @@ class KVCache:
         if self._reuse and not held.is_outdated and held.table.length // BLOCK > len(held.hashes):
             first = len(held.hashes)
             self._hasher.extend(held.hashes, session.ids[: held.table.length], held.salt)
-            self.prefixes.publish(held.hashes, held.table.blocks, first, self._now)
+            self.prefixes.publish(held.hashes, held.table.blocks, first, self._now, held.tenant)
             self._came(session.handle, held, set(held.hashes[first:]))
 
-    def forget(self) -> None:
-        """Has no session begin with what was computed so far: cached blocks, and those of running sessions.
+    def forget(self, tenant: str) -> None:
+        """Has no session of a tenant begin with what was computed so far, be it cached or not.
 
-        What a running session computes behind such positions is not cached, either.
+        What a running session computes behind such positions is not cached, either. An empty name means all
+        tenants.
         """
-        self.prefixes.forget_all()
+        self.prefixes.forget(tenant)
         for handle, held in self._held.items():
-            if held.table.length:
+            if held.table.length and tenant in ("", held.tenant):
                 held.is_outdated = True
                 held.hashes.clear()
                 self._came(handle, held, set(held.coming))

@@ -70,6 +70,7 @@ class _Entry:
     block: int
     parent: BlockHash | None
     """The parent's hash, where the parent is cached."""
+    tenant: str
     children: int = 0
     used: float = 0.0
     lease_until: float = 0.0
@@ -131,8 +132,10 @@ class PrefixCache:
         self.counts.hit += len(found) * self._block
         return found
 
-    def publish(self, hashes: Sequence[BlockHash], blocks: Sequence[int], first: int, now: float) -> None:
-        """Caches the blocks from index `first` on, except those whose hash is cached already."""
+    def publish(
+        self, hashes: Sequence[BlockHash], blocks: Sequence[int], first: int, now: float, tenant: str = ""
+    ) -> None:
+        """Caches a tenant's blocks from index `first` on, except those whose hash is cached already."""
         for at in range(first, len(hashes)):
             hash_ = hashes[at]
             if (known := self._entries.get(hash_)) is not None:
@@ -143,7 +146,7 @@ class PrefixCache:
             if at and parent is None:
                 return  # what is before it was evicted: nothing would find it
             self._holders.share([blocks[at]])
-            self._entries[hash_] = _Entry(blocks[at], parent, used=now)
+            self._entries[hash_] = _Entry(blocks[at], parent, tenant, used=now)
             if parent is not None:
                 self._entries[parent].children += 1
 
@@ -172,11 +175,11 @@ class PrefixCache:
         self.counts.evicted_blocks += given
         return given
 
-    def forget_all(self) -> None:
-        """Gives all cached blocks up."""
-        self._holders.give(self.held)
-        self.counts.evicted_blocks += len(self._entries)
-        self._entries.clear()
+    def forget(self, tenant: str) -> None:
+        """Gives the cached blocks of a tenant up; empty: of all tenants."""
+        gone = [hash_ for hash_, entry in self._entries.items() if tenant in ("", entry.tenant)]
+        self._holders.give([self._entries.pop(hash_).block for hash_ in gone])
+        self.counts.evicted_blocks += len(gone)
 
     def _give_back(self, leaves: list[tuple[float, float, BlockHash]], blocks: int, now: float) -> int:
         """Gives back up to `blocks` blocks, beginning with these leaves; returns their number."""

@@ -27,7 +27,7 @@ from verifier_service.proposers.planes.proposer_planes import ProposerPlanes
 
 @dataclass(frozen=True, slots=True)
 class ProposerNeeds:
-    """What a batched proposer reads of the target's passes, beside the committed tokens."""
+    """What a batched proposer reads of the target's passes, beside the committed tokens, and whose passes."""
 
     tops: int = 0
     """Number of the target's likeliest ids of each verified row, 0 to 32."""
@@ -38,11 +38,14 @@ class ProposerNeeds:
     planes: tuple[tuple[int, int], ...] = ()
     """(heads, width) of each plane that the proposer wants in the target's pool: two for each layer of
     attention, its keys and its values. A proposer with planes needs `layers` and no `tops`; it is shown
-    prompts as well, and the passes of all sessions of the worker, since any session may begin with another's
-    blocks. While it rests, several passes are shown as one: a round has the rows of all, and no tokens.
-    While it rests for long it is shown none, and is asked for no session that has slots of these passes."""
+    prompts as well, and the passes of all sessions of its `tenant`, since any session may begin with
+    another's blocks. While it rests, several passes are shown as one: a round has the rows of all, and no
+    tokens. While it rests for long it is shown none, and is asked for no session that has slots of these
+    passes."""
     scout_ids: int = 0
     """Number of ids behind the vocabulary that its scouts may have; see `PackedLM.add_embeddings`."""
+    tenant: str = ""
+    """The only tenant whose sessions use the proposer; empty: those of any tenant do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +182,8 @@ class ProposerConfig:
     """How the passes of the proposer's own model run, if the proposer has a model."""
     cache_dir: Path | None = None
     """Folder that keeps compiled passes and measured times; None: nothing is kept."""
+    tenant: str = ""
+    """The only tenant whose sessions use the proposer; empty: those of any tenant do."""
 
 
 class ProposerPlan(NamedTuple):

@@ -245,7 +245,8 @@ class ProposerHost:
         """Has another proposer draft from the next pass on; returns the one before.
 
         What the proposer before wrote into planes says nothing to this one. So where there are planes,
-        sessions that run are drafted for no more, and cached prefixes are forgotten.
+        sessions that run are drafted for no more, and cached prefixes are forgotten: those of the proposer's
+        own tenant, if it has one.
 
         Raises ValueError, with nothing changed, for a proposer of other needs and in place of a muted one.
         """
@@ -259,8 +260,8 @@ class ProposerHost:
         hosted.sessions, hosted.prices = {}, ProposerPrices()
         hosted.slow_calls.clear()
         if hosted.planes is not None and self._filling is not None:
-            self._sessions.kv.forget()
-            self._filling.begin_anew()
+            self._sessions.kv.forget(proposer.needs.tenant)
+            self._filling.begin_anew(proposer.needs.tenant)
         # The next step tells the proposer of all sessions.
         self._quiet.end()
         self._present = Present([], [], [])
@@ -313,7 +314,7 @@ class ProposerHost:
         source_index = session.sources.batched.get(hosted.name)
         if source_index is not None and hosted.proposer.needs.tops:
             session.sources.want_tops(source_index, 0 if hosted.looks_away else hosted.proposer.needs.tops)
-        if session.handle not in hosted.sessions and (source_index is not None or hosted.planes is not None):
+        if session.handle not in hosted.sessions and (source_index is not None or hosted.fills(session)):
             hosted.sessions[session.handle] = session
             hosted.proposer.open(replace(session.proposed(), planes=hosted.planes))
 

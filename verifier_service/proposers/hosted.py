@@ -48,6 +48,10 @@ class HostedProposer:
         naming = self.naming(ready)
         return bool(naming) and not any(map(is_filled, naming))
 
+    def fills(self, session: Session) -> bool:
+        """Whether a session that uses the proposer may begin with blocks of this session."""
+        return self.planes is not None and self.proposer.needs.tenant in ("", session.key.tenant)
+
     def naming(self, ready: Sequence[Session]) -> list[Session]:
         """The sessions that use the proposer."""
         return [session for session in ready if self.name in session.sources.batched]

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from outrider.learning.owner import LearnOwner
 from outrider.lm.heads.config import HeadConfig
 from outrider.lm.heads.published import head_class
 from speculative.errors import InvalidRequest
@@ -60,9 +61,12 @@ def _configured(settings: VerifierSettings) -> Iterable[tuple[tuple[dict[str, st
     for text in settings.heads:
         name, checkpoint = named_head(text)
         kind = head_kind(checkpoint)
+        tenant = LearnOwner.of(settings.learn, settings.learn_from).tenant if settings.learn else ""
         yield (
             (HEAD_PROPOSERS, kind),
-            ProposerConfig(name or kind, model, checkpoint, ranks, settings.passes, settings.cache_dir),
+            ProposerConfig(
+                name or kind, model, checkpoint, ranks, settings.passes, settings.cache_dir, tenant
+            ),
         )
 
 

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -44,8 +45,8 @@ def always_drafting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProposerPrice, "begins", lambda *_: True)
 
 
-def target(blocks: int = 256) -> PackedLM:
-    room = GuestRoom(AttentionHead.needs.planes, len(LAYERS))
+def target(blocks: int = 256, heads: int = 1) -> PackedLM:
+    room = GuestRoom(heads * AttentionHead.needs.planes, len(LAYERS))
     lm = PackedLM(model_of("llama", max_position_embeddings=128), guest=room)
     lm.pool = SlotPool(lm.pool.layout, max_slots=blocks * BLOCK, initial_slots=4 * BLOCK)
     lm.wants = OutcomeWants(features=LAYERS)
@@ -82,10 +83,16 @@ def plain(prompt: Ids, params: SamplingParams, seed: int) -> list[int]:
 class Swapping:
     """Sessions whose head is swapped amid them."""
 
-    def __init__(self, blocks: int = 256, **limits: Any) -> None:
-        self.heads = [AttentionHead(layer_of(0), self.truth)]
+    def __init__(self, blocks: int = 256, tenant: str = "", **limits: Any) -> None:
+        self.needs = replace(AttentionHead.needs, tenant=tenant)
+        self.heads = [self.head(0)]
         self.driver = CoreDriver(target(blocks), {"bigram": self.heads[0]}, **limits)
         self.answers: dict[int, tuple[Ids, list[int]]] = {}
+
+    def head(self, version: int) -> AttentionHead:
+        head = AttentionHead(layer_of(version), self.truth)
+        head.needs = self.needs
+        return head
 
     def truth(self, ids: Ids) -> int | None:
         """The right token of a greedy session, two times out of three."""
@@ -95,14 +102,17 @@ class Swapping:
                 return answer[place] if len(ids) % 3 else None
         return None
 
-    def open(self, prompt: Sequence[int], params: SamplingParams = GREEDY, seed: int = 0) -> Session:
+    def open(
+        self, prompt: Sequence[int], params: SamplingParams = GREEDY, seed: int = 0, tenant: str = ""
+    ) -> Session:
         answer = plain(tuple(prompt), params, seed)
-        session = self.driver.open(prompt, NEW, params, seed, sources=("bigram",))
+        sources = ("bigram",) if tenant == self.needs.tenant else ()
+        session = self.driver.open(prompt, NEW, params, seed, sources, tenant=tenant)
         self.answers[session.handle] = tuple(prompt), answer
         return session
 
     def swap(self) -> "Future[BatchedProposer]":
-        self.heads.append(AttentionHead(layer_of(len(self.heads)), self.truth))
+        self.heads.append(self.head(len(self.heads)))
         swap = SwapProposer("bigram", self.heads[-1], Future())
         self.driver.core.apply(swap, self.driver.now)
         return swap.before
@@ -214,6 +224,42 @@ def test_what_a_session_computes_that_had_computed_nothing_at_a_swap_is_found_by
     swapping.open((*PROMPT[::-1], 3))
     swapping.check()
     assert swapping.driver.core.kv.prefixes.counts.hit == 2 * BLOCK
+
+
+def test_a_tenants_own_head_is_shown_and_forgets_nothing_of_other_tenants() -> None:
+    swapping = Swapping(tenant="ann")
+    anns, bobs = (9, *PROMPT), PROMPT
+    swapping.open(bobs, tenant="bob")
+    swapping.open(anns, tenant="ann")
+    swapping.driver.run()
+    assert swapping.heads[0].said
+    assert swapping.heads[0].written == len(anns) + NEW - 1, "the head has filled ann's slots and no others"
+    running = swapping.open((*bobs, *bobs), tenant="bob")
+    swapping.steps(2)
+    swapping.swap().result(0)
+    swapping.driver.run()
+    counts = swapping.driver.core.kv.prefixes.counts
+    found = counts.hit
+    swapping.open((*anns, 3), tenant="ann")
+    swapping.driver.run()
+    assert counts.hit == found
+    swapping.open((*running.ids[: 5 * BLOCK], 3), tenant="bob")
+    swapping.check()
+    assert counts.hit == found + 5 * BLOCK
+    assert {ids[: len(anns)] for ids, _ in swapping.heads[1].said} == {anns}
+
+
+def test_a_swap_of_a_tenants_own_head_takes_no_other_heads_drafts_from_other_tenants() -> None:
+    own, others = AttentionHead(layer_of(0)), AttentionHead(layer_of(1))
+    own.needs = replace(own.needs, tenant="ann")
+    driver = CoreDriver(target(heads=2), {"bigram": own, "jacobi": others})
+    driver.open(PROMPT, NEW, sources=("jacobi",), tenant="bob")
+    for _ in range(3):
+        driver.step()
+    said = len(others.said)
+    driver.core.apply(SwapProposer("bigram", own, Future()), driver.now)
+    driver.step()
+    assert len(others.said) == said + 1 > 1
 
 
 class Resting:
@@ -377,7 +423,7 @@ def test_an_error_amid_a_swap_reaches_who_awaits_the_swap_and_ends_the_engine(
     swapping.open(PROMPT)
     results = list[Future[BatchedProposer]]()
 
-    def failing() -> None:
+    def failing(_tenant: str) -> None:
         raise MemoryError("no room for the notes")
 
     monkeypatch.setattr(swapping.driver.core.kv, "forget", failing)

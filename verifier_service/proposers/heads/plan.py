@@ -52,7 +52,7 @@ def planned_head(config: ProposerConfig) -> tuple[HeadConfig, HeadNeeds]:
 def plan_head(config: ProposerConfig, make: MakeProposer) -> ProposerPlan:
     """The plan of a proposer that drafts with a head. Raises OutriderError for a head that does not fit."""
     head, needed = planned_head(config)
-    needs = ProposerNeeds(layers=needed.reads, planes=needed.planes)
+    needs = ProposerNeeds(layers=needed.reads, planes=needed.planes, tenant=config.tenant)
 
     def load(target: PackedLM) -> BatchedProposer:
         module = load_head(head, TargetParts.of(target.model))

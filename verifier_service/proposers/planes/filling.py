@@ -106,13 +106,16 @@ class PlaneFilling:
             for piece in held.pieces():
                 self._fill(piece)
 
-    def begin_anew(self) -> None:
-        """Notes that nothing is filled any more: a proposer with other weights fills slots from now on.
+    def begin_anew(self, tenant: str) -> None:
+        """Notes that nothing of a tenant is filled any more, as other weights fill slots from now on.
 
         Sessions that have computed positions are drafted for no more; nobody may begin with cached blocks.
+        An empty name means all tenants.
         """
         kv = self._sessions.kv
-        self._unfilled = {block for session in self._sessions for block in kv.blocks(session)}
+        for session in self._sessions:
+            if tenant in ("", session.key.tenant):
+                self._unfilled.update(kv.blocks(session))
         self._filled.clear()
 
     def close(self) -> None:
