@@ -43,6 +43,10 @@ class Resuming:
         self._ends = ends
         self._asked = first % orchestrators
         self._gives_up: float | None = None
+        self._sent = 0.0
+        """When the request was last sent again."""
+        self._slept = False
+        """Whether an attempt since the loss was answered so late that the device must have slept."""
         self._resumed = False
         if patience_s > 0:
             # Drawn here, so that a retry is the same request, however far the first attempt had come.
@@ -64,6 +68,7 @@ class Resuming:
     def answered(self) -> None:
         """A response came: the next loss starts with all the patience again."""
         self._gives_up = None
+        self._slept = False
         self._wait_for_ready = True
 
     def again(self, error: OutriderError, builder: CompletionBuilder, now: float) -> float | None:
@@ -71,15 +76,21 @@ class Resuming:
 
         Superseded is final, except once after each loss: the orchestrator that was lost may not know of the
         retry, and may have moved the session away from the orchestrator that got the retry.
+
+        An error that comes long after its attempt, because the device slept meanwhile, says nothing of the
+        present. So patience then begins anew, once after each loss.
         """
         final = not isinstance(error, Unavailable | Overloaded | Superseded) or not self._patience_s
         if final or not self._wait_for_ready or (isinstance(error, Superseded) and not self._resumed):
             return None
         if self._gives_up is None:
             self._gives_up = now + self._patience_s
+        elif now - self._sent > self._patience_s and not self._slept:
+            self._slept, self._gives_up = True, now + self._patience_s
         if now >= self._gives_up or (self._ends is not None and now >= self._ends):
             return None
         self._resumed = not isinstance(error, Superseded)
+        self._sent = now
         self._asked = (self._asked + 1) % self._orchestrators
         start = self._request.start
         if builder.epoch:

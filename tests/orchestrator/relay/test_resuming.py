@@ -28,6 +28,18 @@ def test_the_next_orchestrator_is_asked_until_patience_ends() -> None:
     assert resuming.again(LOST, CompletionBuilder(), now=11.0) is None
 
 
+def test_a_device_that_slept_through_its_patience_asks_anew_but_once() -> None:
+    resuming, woken = Resuming(request(), 2, patience_s=30.0), 3600.0
+    assert resuming.again(LOST, CompletionBuilder(), now=0.0) is not None
+    assert resuming.again(LOST, CompletionBuilder(), now=woken) is not None
+    assert resuming.again(LOST, CompletionBuilder(), now=woken + 29.9) is not None
+    assert resuming.again(LOST, CompletionBuilder(), now=woken + 30.0) is None
+    assert resuming.again(LOST, CompletionBuilder(), now=2 * woken) is None
+    resuming.answered()
+    assert resuming.again(LOST, CompletionBuilder(), now=2 * woken) is not None
+    assert resuming.again(LOST, CompletionBuilder(), now=3 * woken) is not None, "of another loss"
+
+
 def test_a_request_without_a_seed_keeps_the_one_that_is_drawn_whose_digits_every_json_reader_keeps() -> None:
     resuming = Resuming(request(), 2, patience_s=1.0)
     seed = resuming.request.start.seed
