@@ -9,10 +9,8 @@ says what each field means.
 import argparse
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.shared.cache_dir import kept_or_temporary
 from benchmarks.shared.envelope import MODELS, command_line, print_result, settings_of
 from benchmarks.shared.heldout import load_prompts
 from outrider.lm.kv.table import SlotTable
@@ -164,11 +163,7 @@ def main() -> None:
     """Runs the benchmark and prints the result."""
     flags = parse()
     started = time.perf_counter()
-    with ExitStack() as stack:
-        cache_dir = flags.cache
-        if cache_dir is None:
-            made = tempfile.TemporaryDirectory(prefix="outrider-numerics-")
-            cache_dir = Path(stack.enter_context(made))
+    with kept_or_temporary(flags.cache) as cache_dir:
         torch.set_num_threads(1)
         print_result("numerics", settings_of(flags, "cache"), started, measure(flags, cache_dir))
 

@@ -10,7 +10,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from benchmarks.determinism import TEMPERATURE
 from benchmarks.packed_step import CONTEXT, build, packed_pass
 from benchmarks.proposers.metered_engine import DecodedStreams, MeteredEngine
+from benchmarks.shared.cache_dir import kept_or_temporary
 from benchmarks.shared.envelope import add_pair, command_line, print_result, settings_of
 from benchmarks.shared.heldout import load_prompts
 from outrider.lm.autotune.products import TunedProduct
@@ -237,9 +237,7 @@ def main() -> None:
     """Runs the benchmark and prints the result."""
     flags = parse()
     started = time.perf_counter()
-    with ExitStack() as stack:
-        made = tempfile.TemporaryDirectory(prefix="outrider-weights-")
-        cache_dir = flags.cache or Path(stack.enter_context(made))
+    with kept_or_temporary(flags.cache) as cache_dir:
         torch.set_num_threads(1)
         print_result("weights", settings_of(flags, "cache"), started, measure(flags, cache_dir))
 

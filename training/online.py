@@ -6,10 +6,10 @@ come from.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from inspect import signature
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from outrider.lm.load.source import ModelSource
 from training.batches import shuffled
 from training.distil import divergence_at
 
+P = TypeVar("P")
 BATCH = 8
 """Passages of one step."""
 _WARMUP = 5
@@ -77,20 +78,7 @@ class OnlineStudent:
             seed: decides the order of the passages.
         """
         learning = [one for one in self.model.parameters() if one.requires_grad]
-        optimiser = torch.optim.AdamW(learning, lr=rate, weight_decay=0.0)
-        losses = []
-        batch = min(BATCH, len(passages))
-        for step in range(steps):
-            for group in optimiser.param_groups:
-                group["lr"] = rate * min(1.0, (step + 1) / _WARMUP) * (1.0 - step / steps)
-            chosen = [passages[index] for index in shuffled(len(passages), batch, seed, step)]
-            loss = self._loss(chosen)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(learning, 1.0)
-            optimiser.step()
-            optimiser.zero_grad()
-            losses.append(float(loss.detach()))
-        return losses
+        return learn_along(learning, passages, lambda chosen, _: self._loss(chosen), steps, rate, seed)
 
     def write(self, folder: str | Path) -> None:
         """Writes a Hugging Face folder: float32 weights, configuration, tokenizer."""
@@ -110,6 +98,39 @@ class OnlineStudent:
         return divergence_at(
             logits[wrong], torch.from_numpy(tops)[wrong], torch.from_numpy(logprobs).exp()[wrong]
         ).mean()
+
+
+def learn_along(
+    learning: Sequence[torch.nn.Parameter],
+    passages: Sequence[P],
+    loss_of: Callable[[Sequence[P], int], torch.Tensor],
+    steps: int,
+    rate: float,
+    seed: int,
+) -> list[float]:
+    """Takes `steps` steps of AdamW along passages; returns the loss of each.
+
+    Args:
+        learning: the parameters that learn.
+        passages: passages to learn from, at least one.
+        loss_of: the loss of the passages of a step, and the step's number.
+        rate: the highest learning rate; it rises over the first steps and falls to 0 at the last one.
+        seed: decides the order of the passages.
+    """
+    optimiser = torch.optim.AdamW(learning, lr=rate, weight_decay=0.0)
+    losses = []
+    batch = min(BATCH, len(passages))
+    for step in range(steps):
+        for group in optimiser.param_groups:
+            group["lr"] = rate * min(1.0, (step + 1) / _WARMUP) * (1.0 - step / steps)
+        chosen = [passages[index] for index in shuffled(len(passages), batch, seed, step)]
+        loss = loss_of(chosen, step)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(learning, 1.0)
+        optimiser.step()
+        optimiser.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses
 
 
 @torch.inference_mode()

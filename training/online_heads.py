@@ -18,17 +18,14 @@ from outrider.lm.heads.hydra import HydraHeads
 from outrider.lm.heads.medusa import MedusaHeads
 from outrider.lm.heads.pair_head import PairHead
 from outrider.lm.heads.published import load_head, write_head
-from training.batches import shuffled
 from training.heads.frozen import FrozenTarget, HiddenStates
 from training.heads.recipe import DistilOptions
 from training.heads.unrolled import layers_of, unrolled
+from training.online import learn_along
 
-BATCH = 8
-"""Passages of one step."""
 _SCORED_AT_ONCE = 4
 DEPTH = 3
 """Tokens ahead that a head of one layer learns, and chains of which are scored."""
-_WARMUP = 5
 
 OnlineHead = MedusaHeads | HydraHeads | PairHead
 
@@ -89,19 +86,11 @@ class HeadSchool:
         learning = [one for one in head.parameters() if one.ndim > 1]
         for parameter in learning:
             parameter.requires_grad_(True)
-        optimiser = torch.optim.AdamW(learning, lr=rate, weight_decay=0.0)
-        losses = []
-        batch = min(BATCH, len(passages))
-        for step in range(steps):
-            for group in optimiser.param_groups:
-                group["lr"] = rate * min(1.0, (step + 1) / _WARMUP) * (1.0 - step / steps)
-            chosen = [passages[index] for index in shuffled(len(passages), batch, seed, step)]
-            loss = self._loss(head, chosen, seed + step)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(learning, 1.0)
-            optimiser.step()
-            optimiser.zero_grad()
-            losses.append(float(loss.detach()))
+
+        def loss_of(chosen: Sequence[TextPassage], step: int) -> torch.Tensor:
+            return self._loss(head, chosen, seed + step)
+
+        losses = learn_along(learning, passages, loss_of, steps, rate, seed)
         head.requires_grad_(False)
         return losses
 

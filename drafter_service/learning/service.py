@@ -18,7 +18,7 @@ from outrider.learning.owner import LearnOwner
 from outrider.learning.passages import PassageBuffer
 from outrider.learning.versions import BASE, WeightVersions
 from outrider.lm.device.placement import find_device
-from outrider.lm.load.weights_digest import weights_digest
+from outrider.lm.load.weights_digest import loaded_digest, weights_digest
 from outrider.runtime.metrics import Metrics
 from outrider.source.followed import SourceProfile
 from outrider.source.worker import Publish
@@ -89,7 +89,7 @@ class Learning:
     def __init__(self, settings: DrafterSettings, metrics: Metrics) -> None:
         self._settings = settings
         self._owner = LearnOwner.of(settings.learn, settings.learn_from)
-        folder = folder_of(settings)
+        self._folder = folder_of(settings)
         if settings.skip or settings.exit_layer:
             raise InvalidRequest("a part of a model cannot learn: drop --skip and --exit-layer, or --learn")
         if settings.drafter != "causal_lm":
@@ -98,32 +98,47 @@ class Learning:
             )
         if find_device(settings.device).type != "cpu":
             raise InvalidRequest("a drafter learns on the CPU alone: give --device cpu, or drop --learn")
-        self._versions = WeightVersions(
-            folder, settings.model, self._owner.label, weights_digest(settings.model)
-        )
         self._metrics = LearningMetrics(metrics)
+        self._versions: WeightVersions | None = None
+        """Weights in the folder; None until the given weights are at hand, which tell whose folder it is."""
         self._threads: int | None = None
 
     def load(self) -> Drafter:
-        """The drafter with the weights that served last; with the given ones where those do not load."""
-        version = self._versions.state.current
-        try:
-            drafter = load(self._of(self._versions.name_of(version)))
-        except OutriderError as error:
-            if version == BASE:
-                raise
-            log.warning("version %d of the weights does not load, the given ones serve: %s", version, error)
-            self._versions.give_up()
-            drafter = load(self._settings)
+        """The drafter with the weights that served last; with the given ones where those do not load.
+
+        Raises OutriderError where the given weights do not load or cannot be told from others, and where the
+        folder is in use or holds weights learnt from others.
+        """
+        settings = self._settings
+        # An id that is not in the cache has no digest before it is loaded.
+        given = None if weights_digest(settings.model) else load(settings)
+        digest = loaded_digest("model", settings.model)
+        self._versions = WeightVersions(self._folder, settings.model, self._owner.label, digest)
+        drafter = self._learnt(self._versions)
+        if drafter is not None and given is not None:
+            given.shut_down()
+        drafter = drafter or given or load(settings)
         self._threads = torch.get_num_threads()
         return drafter
 
+    def _learnt(self, versions: WeightVersions) -> Drafter | None:
+        """The drafter with the learnt weights that served last; None where the given ones serve."""
+        if (version := versions.state.current) == BASE:
+            return None
+        try:
+            return load(self._of(versions.name_of(version)))
+        except OutriderError as error:
+            log.warning("version %d of the weights does not load, the given ones serve: %s", version, error)
+            versions.give_up()
+            return None
+
     def worker(self, drafter: Drafter, profile: SourceProfile, publish: Publish) -> LearningWorker:
         """The worker of a loaded drafter, which learns from now on."""
-        settings = self._settings
+        settings, versions = self._settings, self._versions
+        assert versions is not None, "the drafter is loaded before it learns"
         buffer = PassageBuffer(settings.learn_buffer_mb * 2**20)
-        learner = Learner[Drafter](plan_of(settings), buffer, self._versions, CHILD, self._metrics)
-        version = self._versions.state.current
+        learner = Learner[Drafter](plan_of(settings), buffer, versions, CHILD, self._metrics)
+        version = versions.state.current
         worker = LearningWorker(
             drafter,
             replace(profile, model=self._called(version), tops=TOPS, tenant=self._owner.tenant),

@@ -12,7 +12,7 @@ from outrider.learning.owner import LearnOwner
 from outrider.learning.passages import PassageBuffer
 from outrider.learning.versions import BASE, WeightVersions
 from outrider.lm.device.placement import find_device
-from outrider.lm.load.weights_digest import WEIGHTS, weights_digest
+from outrider.lm.load.weights_digest import loaded_digest
 from outrider.lm.runner import PackedLM
 from outrider.runtime.metrics import Metrics
 from speculative.errors import InvalidRequest, OutriderError
@@ -186,7 +186,7 @@ class HeadLearning:
     def _open(self) -> WeightVersions:
         """Opens the folder of learnt weights, and makes the learner, which closes the folder."""
         settings = self._settings
-        digests = f"{_digest('heads', self._checkpoint)} {_digest('model', settings.model)}"
+        digests = f"{loaded_digest('heads', self._checkpoint)} {loaded_digest('model', settings.model)}"
         base = hashlib.sha256(digests.encode()).hexdigest()
         versions = WeightVersions(self._folder, self._checkpoint, self._owner.label, base)
         self._learner = Learner[BatchedProposer](
@@ -203,15 +203,3 @@ class HeadLearning:
         if plan.needs != self._needs:
             raise InvalidRequest(f"head {checkpoint!r} needs other layers or planes than the given head")
         return plan.make(target)
-
-
-def _digest(flag: str, path_or_id: str) -> str:
-    """Digest of weights that are loaded by now. Raises InvalidRequest where there is none."""
-    digest = weights_digest(path_or_id)
-    if not digest:
-        raise InvalidRequest(
-            f"--{flag} {path_or_id}: nothing tells these weights from others, as learnt weights need: their "
-            f"folder lacks a config.json, or a file of weights ({', '.join(WEIGHTS)}); give a folder or id "
-            "that has both, or drop --learn"
-        )
-    return digest

@@ -10,6 +10,7 @@ from pathlib import Path
 import huggingface_hub
 
 from outrider.tokens import split_revision
+from speculative.errors import InvalidRequest
 
 SAMPLES = 64
 """Number of samples read from each file."""
@@ -48,6 +49,21 @@ def weights_digest(path_or_id: str) -> str:
     except (OSError, ValueError, AttributeError):  # the last where the JSON is no object
         return ""
     return digest.hexdigest()[:DIGITS] if files else ""
+
+
+def loaded_digest(flag: str, path_or_id: str) -> str:
+    """Digest of weights that are loaded by now, which the flag named.
+
+    Raises InvalidRequest where there is none: learnt weights have to be told from those of other weights.
+    """
+    digest = weights_digest(path_or_id)
+    if not digest:
+        raise InvalidRequest(
+            f"--{flag} {path_or_id}: nothing tells these weights from others, as learnt weights need: their "
+            f"folder lacks a config.json, or a file of weights ({', '.join(WEIGHTS)}); give a folder or id "
+            "that has both, or drop --learn"
+        )
+    return digest
 
 
 def _sample(file: Path, digest: "hashlib._Hash") -> None:

@@ -304,14 +304,21 @@ def test_a_swap_that_comes_during_a_pass_waits_for_its_end() -> None:
     swapping.check()
 
 
-def test_a_swap_that_comes_while_a_step_waits_for_drafts_waits_for_the_steps_end() -> None:
-    swapping = Swapping(wait_ms_most=4.0)
+def begin_waiting(swapping: Swapping) -> Session:
+    """Begins a step that waits for a remote source's next draft; returns its session."""
     driver, core = swapping.driver, swapping.driver.core
     session = driver.open(PROMPT, NEW, sources=("bigram",), remote=("drafter",))
     swapping.steps(1)
     fragment = Fragment(2, 1, len(session.ids), prefix_hash(session.ids), (5,), (-1,), (0.5,))
     core.apply(Offers(((session.handle, fragment),), driver.now, InFlight(put=1)), driver.now)
     assert isinstance(core.begin(driver.now), AwaitDrafts), "the source may draft more"
+    return session
+
+
+def test_a_swap_that_comes_while_a_step_waits_for_drafts_waits_for_the_steps_end() -> None:
+    swapping = Swapping(wait_ms_most=4.0)
+    driver, core = swapping.driver, swapping.driver.core
+    begin_waiting(swapping)
     swapped = swapping.swap()
     assert not swapped.done()
     begun = core.begin(driver.now + 1.0)
@@ -324,11 +331,7 @@ def test_a_swap_that_comes_while_a_step_waits_for_drafts_waits_for_the_steps_end
 def test_a_swap_during_a_wait_that_ends_without_a_pass_comes_before_the_next_step() -> None:
     swapping = Swapping(wait_ms_most=4.0)
     driver, core = swapping.driver, swapping.driver.core
-    session = driver.open(PROMPT, NEW, sources=("bigram",), remote=("drafter",))
-    swapping.steps(1)
-    fragment = Fragment(2, 1, len(session.ids), prefix_hash(session.ids), (5,), (-1,), (0.5,))
-    core.apply(Offers(((session.handle, fragment),), driver.now, InFlight(put=1)), driver.now)
-    assert isinstance(core.begin(driver.now), AwaitDrafts)
+    session = begin_waiting(swapping)
     swapped = swapping.swap()
     core.apply(Cancel(session.handle), driver.now)
     assert isinstance(core.begin(driver.now), Idle)

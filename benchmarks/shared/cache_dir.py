@@ -1,0 +1,16 @@
+"""The folder in which a benchmark keeps compiled passes."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def kept_or_temporary(folder: Path | None) -> Iterator[Path]:
+    """The folder, which is kept for later runs; without one, a folder that is removed in the end."""
+    if folder is not None:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="outrider-bench-") as made:
+        yield Path(made)
