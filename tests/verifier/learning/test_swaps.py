@@ -4,23 +4,18 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
-import torch
-from attention_head import LAYERS, AttentionHead, AttentionLayer
+from attention_head import LAYERS, AttentionHead
 from core_driver import GREEDY, SAMPLED, CoreDriver
+from plane_target import NEW, PROMPT, Ids, fresh, layer_of, plain, target
 
 from outrider.lm.kv.blocks import BLOCK
-from outrider.lm.kv.pool import GuestRoom, SlotPool
-from outrider.lm.outcome import OutcomeWants
-from outrider.lm.plan import SequenceRows
-from outrider.lm.runner import PackedLM
 from speculative.fragment import Fragment
 from speculative.hashing import prefix_hash
 from speculative.params import SamplingParams
-from tests.lm.families import VOCABULARY, model_of
+from tests.lm.families import VOCABULARY
 from verifier_service.engine.core import AwaitDrafts, Idle, TargetPass
 from verifier_service.engine.messages import Cancel, InFlight, Offers, SwapProposer
 from verifier_service.engine.session import Session
@@ -35,49 +30,10 @@ from verifier_service.proposers.batched import (
 )
 from verifier_service.proposers.price import ProposerPrice
 
-PROMPT = tuple(random.Random(1).choices(range(VOCABULARY), k=2 * BLOCK))
-NEW = 24
-Ids = tuple[int, ...]
-
 
 @pytest.fixture(autouse=True)
 def always_drafting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProposerPrice, "begins", lambda *_: True)
-
-
-def target(blocks: int = 256, heads: int = 1) -> PackedLM:
-    room = GuestRoom(heads * AttentionHead.needs.planes, len(LAYERS))
-    lm = PackedLM(model_of("llama", max_position_embeddings=128), guest=room)
-    lm.pool = SlotPool(lm.pool.layout, max_slots=blocks * BLOCK, initial_slots=4 * BLOCK)
-    lm.wants = OutcomeWants(features=LAYERS)
-    return lm
-
-
-BARE = target()
-
-
-@cache
-def layer_of(version: int) -> AttentionLayer:
-    return AttentionLayer(VOCABULARY, 32, seed=version)
-
-
-@cache
-def fresh(version: int, ids: Ids) -> list[Ids]:
-    """What a version says after these ids where nothing was computed before, and nothing kept."""
-    table = BARE.table()
-    outcome = BARE.forward([SequenceRows(table, ids[:-1], range(-1, len(ids) - 2), ())])
-    BARE.release(table)
-    assert outcome.features is not None
-    with torch.inference_mode():
-        return layer_of(version).fresh(ids, outcome.features)
-
-
-@cache
-def plain(prompt: Ids, params: SamplingParams, seed: int) -> list[int]:
-    driver = CoreDriver(BARE, reuse_prefixes=False)
-    session = driver.open(prompt, NEW, params, seed)
-    driver.run()
-    return driver.generated(session)
 
 
 class Swapping:
@@ -105,7 +61,7 @@ class Swapping:
     def open(
         self, prompt: Sequence[int], params: SamplingParams = GREEDY, seed: int = 0, tenant: str = ""
     ) -> Session:
-        answer = plain(tuple(prompt), params, seed)
+        answer = plain(prompt, params=params, seed=seed)
         sources = ("bigram",) if tenant == self.needs.tenant else ()
         session = self.driver.open(prompt, NEW, params, seed, sources, tenant=tenant)
         self.answers[session.handle] = tuple(prompt), answer
@@ -130,7 +86,7 @@ class Swapping:
         assert not self.driver.core.proposers.muted
         for version, head in enumerate(self.heads):
             for ids, said in head.said:
-                assert said == fresh(version, ids)[: len(said)], version
+                assert said == fresh(layer_of(version), ids)[: len(said)], version
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

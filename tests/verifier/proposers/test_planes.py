@@ -1,77 +1,24 @@
 """A head's own keys and values in planes of the target's pool: its drafts are those of a fresh session."""
 
 import random
-import sys
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import cache
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
-import torch
-from attention_head import DEPTH, HEADS, LAYERS, WIDTH, AttentionHead, AttentionLayer
+from attention_head import DEPTH, AttentionHead
 from core_driver import GREEDY, SAMPLED, CoreDriver
-from harness import serving
+from plane_target import NEW, PROMPT, fresh, layer_of, plain, target
 
-from outrider.lm.graphs import backend_choice
 from outrider.lm.kv.blocks import BLOCK
-from outrider.lm.kv.pool import GuestRoom, SlotPool
 from outrider.lm.kv.table import SlotTable
-from outrider.lm.outcome import OutcomeWants
-from outrider.lm.parallel.leader import _figures, follow_leader
-from outrider.lm.parallel.messages import RankEnd, RankHello, to_words
-from outrider.lm.parallel.rank_group import RankInfo, RankLost
-from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
 from speculative.params import SamplingParams
-from tests.conftest import TINY_VOCABULARY
-from tests.lm.families import VOCABULARY, model_of
+from tests.lm.families import VOCABULARY
 from verifier_service.engine.session import Session
-from verifier_service.loading import load_target
-from verifier_service.proposers import BATCHED_PROPOSERS
-from verifier_service.proposers.batched import ProposerConfig, ProposerPlan
 from verifier_service.proposers.price import ProposerPrice, ProposerPrices
 from verifier_service.sessions.request import SourceSet
-from verifier_service.settings import VerifierSettings
 
-HIDDEN = 32
-ROOM = GuestRoom(AttentionHead.needs.planes, len(LAYERS))
-LAYER = AttentionLayer(VOCABULARY, HIDDEN)
-PROMPT = tuple(random.Random(1).choices(range(VOCABULARY), k=2 * BLOCK))
-NEW = 24
-
-
-def target(blocks: int = 256, static: bool = False) -> PackedLM:
-    lm = PackedLM(model_of("llama", max_position_embeddings=128), guest=ROOM)
-    # Storage that has to grow (not under captured steps), and may be scarce.
-    first = blocks if static else 4
-    lm.pool = SlotPool(lm.pool.layout, max_slots=blocks * BLOCK, initial_slots=first * BLOCK)
-    lm.wants = OutcomeWants(features=LAYERS)
-    if static:
-        backend_choice.use_graphs(lm, "gathered")
-    return lm
-
-
-BARE = target()
-
-
-@cache
-def fresh(ids: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """What the layer says after these ids where nothing was computed before, and nothing kept."""
-    table = BARE.table()
-    outcome = BARE.forward([SequenceRows(table, ids[:-1], range(-1, len(ids) - 2), ())])
-    BARE.release(table)
-    assert outcome.features is not None
-    with torch.inference_mode():
-        return LAYER.fresh(ids, outcome.features)
-
-
-def plain(prompt: Sequence[int], new: int = NEW, params: SamplingParams = GREEDY, seed: int = 0) -> list[int]:
-    driver = CoreDriver(BARE, reuse_prefixes=False)
-    session = driver.open(prompt, new, params, seed)
-    driver.run()
-    return driver.generated(session)
+LAYER = layer_of(0)
 
 
 class Rest:
@@ -144,7 +91,7 @@ class Decoding:
     def check_drafts(self) -> None:
         assert self.head.said
         for ids, said in self.head.said:
-            assert said == fresh(ids)[: len(said)]
+            assert said == fresh(LAYER, ids)[: len(said)]
         assert max(len(said) for _, said in self.head.said) == DEPTH
         self.head.said.clear()
 
@@ -429,92 +376,3 @@ def test_a_head_that_dies_leaves_ids_and_prefixes_as_they_are() -> None:
         assert decoding.driver.generated(session) == decoding.answers[prompt]
     assert "a head died" in decoding.driver.core.proposers.muted["bigram"]
     assert decoding.driver.core.kv.prefixes.counts.hit == len(PROMPT)
-
-
-def test_a_proposer_with_planes_that_also_wants_tops_is_refused() -> None:
-    head = AttentionHead(LAYER)
-    head.needs = replace(AttentionHead.needs, tops=2)
-    with pytest.raises(ValueError, match="'bigram' needs planes and tops"):
-        CoreDriver(target(), {"bigram": head})
-
-
-def test_a_target_without_room_for_the_planes_is_refused() -> None:
-    with pytest.raises(ValueError, match="loaded without room for the planes"):
-        CoreDriver(PackedLM(model_of("llama")), {"bigram": AttentionHead(LAYER)})
-
-
-def test_two_heads_have_planes_of_their_own() -> None:
-    twice = GuestRoom(2 * ROOM.planes, ROOM.features)
-    lm = PackedLM(model_of("llama", max_position_embeddings=128), guest=twice)
-    lm.wants = OutcomeWants(features=LAYERS)
-    heads = {"bigram": AttentionHead(LAYER), "other": AttentionHead(AttentionLayer(VOCABULARY, HIDDEN, 9))}
-    driver = CoreDriver(lm, heads)
-    session = driver.open(PROMPT, NEW, sources=("bigram", "other"))
-    driver.run()
-    assert driver.generated(session) == plain(PROMPT)
-    assert not driver.core.proposers.muted
-    for ids, said in heads["bigram"].said:
-        assert said == fresh(ids)[: len(said)]
-
-
-def test_memory_counts_the_planes_and_what_lies_beside_a_block() -> None:
-    bare, roomy = PackedLM(model_of("llama"), kv_mb=1), PackedLM(model_of("llama"), kv_mb=1, guest=ROOM)
-    assert roomy.pool.layout.layers == bare.pool.layout.layers == 4
-    more = 4 * (2 * HEADS * WIDTH + len(LAYERS) * HIDDEN // BLOCK)
-    assert roomy.pool.layout.slot_bytes == bare.pool.layout.slot_bytes + more
-    assert roomy.pool.max_slots * roomy.pool.layout.slot_bytes <= 2**20
-    assert roomy.pool.max_slots < bare.pool.max_slots
-
-
-class ServedHead(AttentionHead):
-    """A head for the tiny model, made as the verifier makes it: by its plan."""
-
-    made: ClassVar[list["ServedHead"]] = []
-
-    def __init__(self) -> None:
-        super().__init__(AttentionLayer(TINY_VOCABULARY, HIDDEN))
-        self.made.append(self)
-
-
-def plan_head(config: ProposerConfig) -> ProposerPlan:
-    return ProposerPlan(ServedHead.needs, lambda target: ServedHead())
-
-
-async def test_a_verifier_loads_its_target_with_room_for_the_planes_of_its_proposers(
-    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ServedHead, "made", [])
-    monkeypatch.setitem(BATCHED_PROPOSERS, "head", "test_planes:plan_head")
-    monkeypatch.setitem(sys.modules, "test_planes", sys.modules[__name__])
-    chosen = {"proposers": "head", "threads": 1, "kv_mb": 4}
-    lm = load_target(VerifierSettings(model=str(tiny_llama), **chosen))
-    assert lm.pool.layout.guests == len(AttentionHead.needs.planes)
-    async with serving(lm, prefix_cache=True, budget="fixed", **chosen) as verifier:
-        expected = (await verifier.generate(PROMPT, new=20)).ids
-        answer = await verifier.generate(PROMPT, new=20, sources=[("head", "")])
-        assert verifier.metric("proposers_muted") == 0
-    assert answer.ids == expected
-    (head,) = ServedHead.made
-    assert len(head.said) > 0
-
-
-class SaysHello:
-    """What another rank hears of a first rank with this model."""
-
-    info = RankInfo(1, 2, 1)
-
-    def __init__(self, lm: PackedLM) -> None:
-        self._words = to_words(RankHello(_figures(lm))) + to_words(RankEnd())
-
-    def receive(self) -> list[int]:
-        return self._words
-
-
-def test_ranks_that_differ_in_the_planes_of_guests_do_not_work_together() -> None:
-    planes = 2 * GuestRoom(((2, 8), (2, 8))).planes
-    guest = PackedLM(model_of("llama", num_hidden_layers=2), kv_mb=1, guest=GuestRoom(planes))
-    alike = PackedLM(model_of("llama", num_hidden_layers=4), kv_mb=1)
-    assert guest.pool.layout.planes == alike.pool.layout.planes
-    follow_leader(guest, SaysHello(guest))  # type: ignore[arg-type]
-    with pytest.raises(RankLost, match="another model or memory"):
-        follow_leader(guest, SaysHello(alike))  # type: ignore[arg-type]
