@@ -149,9 +149,13 @@ def skip_layers(
     threads: Annotated[int | None, typer.Option(min=1, help="Compute threads. Default: by cores.")] = None,
     whole_layers: Annotated[
         bool,
-        typer.Option("--whole-layers", help="Skip whole layers only. Takes a quarter of the passes."),
+        typer.Option(
+            "--whole-layers", help="Skip whole layers only: the search takes a quarter of the passes."
+        ),
     ] = False,
-    minutes: Annotated[float, typer.Option(min=0.1, max=1440, help="Search for at most so long.")] = 10.0,
+    minutes: Annotated[
+        float, typer.Option(min=0.1, max=1440, help="Most minutes that the search takes.")
+    ] = 10.0,
     json_: Json = False,
 ) -> None:
     """Find what a target can skip while it drafts for itself, and say whether that pays.
@@ -197,14 +201,18 @@ def skip_layers(
         print(json.dumps({"target": target, "sets": [_of_set(one) for one in found], "skip": skip}))
         return
     for one in found:
-        print(
-            f"skip {','.join(one.written):<30} acceptance {one.acceptance:.0%}, "
-            f"break-even {one.cost:.0%}: {one.speedup:.2f} times plain decoding"
-        )
+        print(_line_of_set(one))
     if skip:
         print(f"\n[drafter]\nmodel = {json.dumps(target)}\nskip = {json.dumps(skip)}")
     else:
         print("no set pays: drafting would cost more time than it saves")
+
+
+def _line_of_set(one: "Skipped") -> str:
+    return (
+        f"skip {','.join(one.written):<30} acceptance {one.acceptance:.0%}, "
+        f"break-even {one.cost:.0%}: {one.speedup:.2f} times plain decoding"
+    )
 
 
 def _of_set(one: "Skipped") -> dict[str, Any]:
