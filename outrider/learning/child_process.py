@@ -15,8 +15,6 @@ from typing import Any
 from outrider.learning.order import OUT_OF_MEMORY, LessonOrder
 from outrider.runtime.lifeline import die_with_parent
 
-_NICENESS = 19
-
 
 def bound(order: LessonOrder) -> None:
     """Bounds this process: memory, processor time, priority. Call it before anything large is imported."""
@@ -26,7 +24,8 @@ def bound(order: LessonOrder) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (order.seconds, order.seconds + 1))
     # This memory holds text, so no core of it is kept. With 0 a core would still go to a handler of cores.
     resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
-    os.nice(_NICENESS)
+    # Runs only where a core is idle; the lowest niceness alone would still take turns with what serves.
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     # Where memory runs out all the same, the kernel ends this process before one that serves.
     Path("/proc/self/oom_score_adj").write_text("1000")
 

@@ -1,9 +1,10 @@
 """The process of a lesson without a model: each version is better than the one before.
 
 The order's target says how the lesson ends: `memory`, `late`, `failed`, or with weights. A `failed` one says
-how large a core of the process may be.
+how large a core of the process may be, and when the kernel runs the process.
 """
 
+import os
 import resource
 import sys
 from pathlib import Path
@@ -20,7 +21,8 @@ def carry_out(order: LessonOrder, data: bytes) -> dict[str, Any]:
     if order.target == "memory":
         raise MemoryError
     if order.target == "failed":
-        raise RuntimeError(f"cores: {resource.getrlimit(resource.RLIMIT_CORE)}")
+        cores, policy = resource.getrlimit(resource.RLIMIT_CORE), os.sched_getscheduler(0)
+        raise RuntimeError(f"cores {cores}, idle {policy == os.SCHED_IDLE}")
     while order.target == "late":
         pass
     keep(Path(order.out), _write)
