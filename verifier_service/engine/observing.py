@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from speculative.digest import HostDigest, RowDigest
+from speculative.digest import HostDigest, Row, RowDigest
 from speculative.errors import EmptySupport
 from speculative.grammar import Matcher
 from speculative.hashing import extend
+from speculative.noise import Ids
 from speculative.observed import Observed, OffPathRow, TopIds
 from speculative.tree import ROOT
 from verifier_service.engine.step import StepRows
@@ -19,13 +20,21 @@ from verifier_service.engine.step import StepRows
 
 def top_ids(digest: RowDigest, count: int) -> TopIds:
     """The `count` likeliest ids of a row, at most its width, with log-probabilities under the raw logits."""
-    found, log_sum = digest.likeliest(count), _log_sum(digest)
-    if found is None or log_sum is None:  # a device that was not asked ahead, for instance about a new wish
-        whole = HostDigest(digest.full())
-        found, log_sum = whole.likeliest(count), whole.log_sum()
+    ids, logits = _ranked(digest, count)
+    log_sum = _log_sum(digest)
+    if log_sum is None:
+        log_sum = HostDigest(digest.full()).log_sum()
+    logprobs = logits.astype(np.float64) - (digest.highest()[1] + log_sum)
+    return TopIds(tuple(ids.tolist()), tuple(logprobs.tolist()))
+
+
+def _ranked(digest: RowDigest, count: int) -> tuple[Ids, Row]:
+    """The `count` likeliest ids of a row and their logits, likeliest first."""
+    found = digest.likeliest(count)
+    if found is None:  # a device that was not asked ahead, for instance about a new wish
+        found = HostDigest(digest.full()).likeliest(count)
     order = np.lexsort((found.ids, -found.logits))[:count]
-    logprobs = found.logits[order].astype(np.float64) - (digest.highest()[1] + log_sum)
-    return TopIds(tuple(found.ids[order].tolist()), tuple(logprobs.tolist()))
+    return found.ids[order], found.logits[order]
 
 
 def _log_sum(digest: RowDigest) -> float | None:
@@ -89,7 +98,8 @@ class Observer:
                 following = self._target(node, tokens_to)
             except EmptySupport:
                 continue  # plain decoding never comes here, so nothing is wrong with the session
-            rows.append(OffPathRow(hash_, token, following, top_ids(self._digests(node), count).ids))
+            ids, _ = _ranked(self._digests(node), count)
+            rows.append(OffPathRow(hash_, token, following, tuple(ids.tolist())))
         return rows
 
     def _may_follow(self, before: tuple[int, ...], token: int) -> bool:
