@@ -94,17 +94,26 @@ class HeadSchool:
         head.requires_grad_(False)
         return losses
 
-    @torch.inference_mode()
     def accepted(
         self, heads: Mapping[int, OnlineHead], passages: Sequence[TextPassage]
     ) -> dict[int, list[int]]:
-        """Of each passage, the tokens that the chains from its places have right before their first error.
+        """Sums of `right_tokens` over each passage, by the head's number."""
+        return {
+            number: [int(counts.sum()) for counts in found]
+            for number, found in self.right_tokens(heads, passages).items()
+        }
+
+    @torch.inference_mode()
+    def right_tokens(
+        self, heads: Mapping[int, OnlineHead], passages: Sequence[TextPassage]
+    ) -> dict[int, list[npt.NDArray[np.int64]]]:
+        """The tokens that the chain from each place has right before its first error: int64 [places].
 
         A token is right where it is the target's likeliest one, given the text before. A chain has as many
         tokens as the head looks ahead, fewer at the passage's end. All heads, by a number of their own, read
         the same layers.
         """
-        found: dict[int, list[int]] = {number: [] for number in heads}
+        found: dict[int, list[npt.NDArray[np.int64]]] = {number: [] for number in heads}
         for low in range(0, len(passages), _SCORED_AT_ONCE):
             rows = self._rows(passages[low : low + _SCORED_AT_ONCE], next(iter(heads.values())))
             # Position i holds what the target says of position i + 1.
@@ -147,16 +156,15 @@ def _depth(head: OnlineHead) -> int:
     return DEPTH if isinstance(head, PairHead) else len(head)
 
 
-def _right(head: OnlineHead, rows: _Rows, said: torch.Tensor) -> list[int]:
-    """Number of right tokens before the first error of the chains from all places, summed by row."""
+def _right(head: OnlineHead, rows: _Rows, said: torch.Tensor) -> list[npt.NDArray[np.int64]]:
+    """Number of right tokens before the first error of the chain from each place, by row."""
     depth = _depth(head)
     first = int(rows.is_place.any(0).int().argmax())
     roots = torch.arange(max(0, first - 2), rows.ids.shape[1] - depth - 2)
     alive = rows.is_place[:, roots + 2]
-    counts = torch.zeros(len(rows.ids), dtype=torch.long)
+    counts = torch.zeros(rows.ids.shape, dtype=torch.long)
     for step, (logits, _) in enumerate(unrolled(head, rows.ids, rows.states.read, depth, roots), start=1):
         places = roots + step + 1
         alive &= rows.is_place[:, places] & (logits.argmax(-1) == said[:, places - 1])
-        counts += alive.sum(1)
-    found: list[int] = counts.tolist()
-    return found
+        counts[:, roots + 2] += alive
+    return [row[is_place].numpy() for row, is_place in zip(counts, rows.is_place, strict=True)]

@@ -66,22 +66,23 @@ def test_a_head_of_every_kind_comes_nearer_to_its_target_and_is_read_back_as_it_
     assert all(torch.equal(one, norms[name]) for name, one in head.named_parameters() if name in norms)
 
 
-def chains_by_hand(school: HeadSchool, head: Any, text: Text, depth: int) -> int:
-    """The count of `accepted` for one text, place by place, from the definition."""
+def chains_by_hand(school: HeadSchool, head: Any, text: Text, depth: int) -> list[int]:
+    """The counts of `right_tokens` for one text, place by place, from the definition."""
     target = school._target
     ids = torch.from_numpy(text.ids.astype(np.int64))
     features = target.features(ids[None])
     said = target.parts.lm_head(features)[0].argmax(-1).tolist()
-    right = 0
+    counts = []
     for place in range(len(ids) - text.places, len(ids)):
-        for ahead in range(min(depth, len(ids) - place)):
-            if (
-                place < 2
-                or int(head.logits(ahead, features[0, place - 2]).argmax()) != said[place + ahead - 1]
-            ):
-                break
+        right = 0
+        while (
+            right < min(depth, len(ids) - place)
+            and place >= 2
+            and int(head.logits(right, features[0, place - 2]).argmax()) == said[place + right - 1]
+        ):
             right += 1
-    return right
+        counts.append(right)
+    return counts
 
 
 def test_right_tokens_of_chains_are_counted_from_every_place_to_the_passages_end(
@@ -90,9 +91,10 @@ def test_right_tokens_of_chains_are_counted_from_every_place_to_the_passages_end
     head = begun(school, "medusa", tmp_path / "0")
     mixed = [*texts(3, 40, 32), *texts(2, 12, 11, seed=4), *texts(1, 3, 1, seed=5), *texts(3, 25, 9, seed=6)]
     school.learn(head, mixed, 150, 3e-2, seed=1)
-    found = school.accepted({7: head}, mixed)[7]
+    found = [counts.tolist() for counts in school.right_tokens({7: head}, mixed)[7]]
     assert found == [chains_by_hand(school, head, one, DEPTH) for one in mixed]
-    assert sum(found) > 1.5 * sum(one.places for one in mixed), "chains are longer than a token"
+    assert school.accepted({7: head}, mixed) == {7: [sum(counts) for counts in found]}
+    assert sum(map(sum, found)) > 1.5 * sum(one.places for one in mixed), "chains are longer than a token"
 
 
 def test_several_heads_are_scored_as_each_alone_is(school: HeadSchool, tmp_path: Path) -> None:
