@@ -4,7 +4,7 @@ Models are tiny, with random weights, so drafts come from an oracle: each drafte
 a given probability. What the run shows is what verifying a chain costs, replays of states included. Every way
 to decode has to give the same ids. Processor time is measured, and ways take turns, prompt by prompt, so that
 the ratios hold on a busy machine.
-docs/figures.md says what each field means.
+docs/figures/chain_targets.md says what each field means.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Measures what each criterion gains and what it gives up: acceptance length beside the quality of the text.
 
 Run as `outrider bench criteria --json`. The pair decodes held-out prompts in one process: the drafter drafts
-or draws a window, one pass of the target computes it, production's criterion judges it. docs/figures.md says
-what each field means, and docs/criteria.md what each criterion promises.
+or draws a window, one pass of the target computes it, production's criterion judges it.
+docs/figures/criteria.md says what each field means, and docs/criteria.md what each criterion promises.
 """
 
 import argparse

@@ -3,8 +3,8 @@
 Run as `outrider bench determinism --json`. The embedded target reads the standard library's source in pieces.
 It computes each piece in three packings: as one prefill; in trees with wrong branches beside seven other
 pieces, committing the right branches; and, for the first pieces only, alone, one id at a time. Where two
-packings choose different ids in a row, the margin of the first packing's choice is recorded. docs/figures.md
-says what each field means.
+packings choose different ids in a row, the margin of the first packing's choice is recorded.
+docs/figures/determinism.md says what each field means.
 """
 
 import argparse

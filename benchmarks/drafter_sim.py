@@ -3,7 +3,8 @@
 The target's own continuations are computed first, as drafts never change them. Then a verifier and a drafter
 that never stop run side by side in simulated time with given step costs, through the real drafting session
 and the real draft pool, so that no noise of the machine enters. Run
-`outrider bench drafter_sim [--children K ...]`. The last line is one JSON object.
+`outrider bench drafter_sim [--children K ...]`. The last line is one JSON object; docs/figures/drafter_sim.md
+says what each field means.
 """
 
 import argparse

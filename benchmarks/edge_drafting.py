@@ -1,7 +1,7 @@
 """Measures what each way to run a device's model costs per drafted token, and how often its drafts are right.
 
 The target's plain answers are decoded first. Then the device drafts along them, as it would in a request.
-Run as `outrider bench edge-drafting --json`. docs/figures.md says what each field means.
+Run as `outrider bench edge-drafting --json`. docs/figures/edge_drafting.md says what each field means.
 """
 
 import argparse

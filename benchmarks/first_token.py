@@ -1,7 +1,7 @@
 """Seconds from `outrider up ID` to the first token: with an empty cache, and with the model in the cache.
 
 The model comes from a hub on this machine, so a network costs nothing here. Every start is a process of its
-own with ports of its own; the arms take turns.
+own with ports of its own; the arms take turns. docs/figures/first_token.md says what each field means.
 """
 
 import argparse

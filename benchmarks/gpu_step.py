@@ -5,8 +5,8 @@ pending row and a tree below it, sessions differ in length, and every step follo
 and values. The floor is the larger of two times: that of the bytes that a step must move at the measured
 copy bandwidth, and that of its products at the measured rate of a large product. Then compares the greedy
 ids of a small model through trees with its plain ones, in float32 without TF32 and in bfloat16. Run as
-`outrider bench gpu-step --json`; `--device cpu --tiny` runs the same code small. docs/figures.md says what
-each field means.
+`outrider bench gpu-step --json`; `--device cpu --tiny` runs the same code small. docs/figures/gpu_step.md
+says what each field means.
 """
 
 import argparse

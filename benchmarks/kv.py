@@ -1,7 +1,7 @@
 """Keys and values in int8 beside floats: what a token costs, how fast and how alike sessions decode.
 
 Each arm is an engine over the target with its own pool, one stream at a time, in processor time; arms take
-turns, prompt by prompt, so that ratios hold on a busy machine. docs/figures.md says what each field means.
+turns, prompt by prompt, so that ratios hold on a busy machine. docs/figures/kv.md says what each field means.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """How well the first layers of a target, or all but some layers and sublayers, predict the target's tokens.
 
-Run as `outrider bench layer_parts --json`. docs/figures.md says what each field means.
+Run as `outrider bench layer_parts --json`. docs/figures/layer_parts.md says what each field means.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Measures windows of Lookahead decoding: steps of the target per token, and the cost of their rows.
 
-Run as `outrider bench lookahead --json`. docs/figures.md says what each field means.
+Run as `outrider bench lookahead --json`. docs/figures/lookahead.md says what each field means.
 """
 
 import argparse

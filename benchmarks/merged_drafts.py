@@ -4,7 +4,7 @@ The target's own continuations are computed first, as drafts never change them. 
 run side by side in simulated time, as in `drafter_sim`, with a lookup in the session's own text, the
 verifier's calibration and its budget. Arms differ in how the estimates of several sources are merged, and in
 whether the lookup goes on below the drafter's leaves. Run `outrider bench merged-drafts --json`; the last
-line is one JSON object.
+line is one JSON object. docs/figures/merged_drafts.md says what each field means.
 """
 
 import time

@@ -2,8 +2,8 @@
 
 Run as `outrider bench numerics --json`. Held-out prompts are decoded several at a time, one id of each in a
 pass. Eager and compiled passes, each over keys and values of their own, compute every row over the same text.
-The text goes on with the id that eager passes choose, so that a difference causes no other. docs/figures.md
-says what each field means.
+The text goes on with the id that eager passes choose, so that a difference causes no other.
+docs/figures/numerics.md says what each field means.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Measures one request at a time: plain and speculative decoding by the services beside that of transformers.
 
-Run as `outrider bench offline --json`. docs/figures.md says what each field means.
+Run as `outrider bench offline --json`. docs/figures/offline.md says what each field means.
 """
 
 import argparse
@@ -173,7 +173,7 @@ def profiles(bench: OfflineBench) -> dict[str, Any]:
 
 
 def split_ms(bench: OfflineBench) -> dict[str, Any]:
-    """Milliseconds that the engine spends per round between target passes; see docs/figures.md."""
+    """Milliseconds that the engine spends per round between target passes; see docs/figures/offline.md."""
     eight = [bench.prompts[i % len(bench.prompts)] for i in range(8)]
 
     def request(ids: tuple[int, ...], seed: int) -> None:

@@ -3,7 +3,7 @@
 The floor is the time in which the machine reads the weights once. Run as `outrider bench packed_step --json`,
 on a random-weight Llama, or with `--model` on any model; llama.cpp needs `--model` and its `llama-bench`.
 Cases take turns and medians are reported, so the ratios hold on a busy machine; passes of llama.cpp are timed
-before ours and after them. docs/figures.md says what each field means.
+before ours and after them. docs/figures/packed_step.md says what each field means.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Weight of the orchestrator's page, and milliseconds to its first paint in a Chromium of this machine.
 
-Run as `outrider bench page --json`. docs/figures.md says what each field means. The verifier behind the
+Run as `outrider bench page --json`. docs/figures/page.md says what each field means. The verifier behind the
 orchestrator has no model. Each load has a browser context of its own, so nothing is cached.
 """
 

@@ -4,7 +4,7 @@ The target's own continuations are computed first, as drafts never change them. 
 run side by side in simulated time, through the real drafting session and the real draft pool, with costs of
 passes and rows that the flags give. The oracle knows how many places ahead hold a token that the drafter
 ranks among its children, and drafts exactly so deep. Run `outrider bench policies --json`. The last line is
-one JSON object.
+one JSON object. docs/figures/policies.md says what each field means.
 """
 
 import time

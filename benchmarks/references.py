@@ -1,6 +1,6 @@
 """Measures drafts that are copied from a reference: the answer itself, with some of its tokens replaced.
 
-Run as `outrider bench references --json`. docs/figures.md says what each field means.
+Run as `outrider bench references --json`. docs/figures/references.md says what each field means.
 """
 
 import argparse

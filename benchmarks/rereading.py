@@ -2,7 +2,7 @@
 
 A real engine core reads the tokens of all sessions at once, as after a verifier that held them was killed:
 in order of arrival, and in the order that the verifier plans. Both orders take turns, and have to give the
-same ids. docs/figures.md says what each field means.
+same ids. docs/figures/rereading.md says what each field means.
 """
 
 import argparse

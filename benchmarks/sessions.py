@@ -1,6 +1,6 @@
 """What a session costs: how many sessions open in a second, and the memory of one that waits for its client.
 
-Run as `outrider bench sessions --json`. docs/figures.md says what each field means.
+Run as `outrider bench sessions --json`. docs/figures/sessions.md says what each field means.
 """
 
 import argparse

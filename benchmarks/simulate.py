@@ -3,7 +3,7 @@
 Every seed is one scenario of clients, orchestrators, verifiers, sources and a store. Some of them die,
 freeze, are cut off or come back empty. Anything wrong with a stream, a fence or a leftover is a violation;
 see docs/simulation.md. Run `outrider bench simulate --seeds 1000`; `--seed S --seeds 1 --trace` replays one.
-The last line is one JSON object.
+The last line is one JSON object. docs/figures/simulate.md says what each field means.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Measures small costs that the docs name, in processor time, each with the real part and no services.
 
-Run as `outrider bench small_costs --json`. docs/figures.md says what each field means.
+Run as `outrider bench small_costs --json`. docs/figures/small_costs.md says what each field means.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
 Each arm is an engine over the target with its own weights, one stream at a time, in processor time; the
 drafter keeps float32. Arms take turns, prompt by prompt, and passes take turns one by one, so that
-ratios hold on a busy machine. docs/figures.md says what each field means.
+ratios hold on a busy machine. docs/figures/weights.md says what each field means.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """Computes the most that two methods could bring that are not built: kNN-LM with guesses, streamed weights.
 
-Run as `outrider bench bounds --json`. docs/evidence.md says what follows.
+Run as `outrider bench bounds --json`. docs/figures/bounds.md says what each field means, docs/evidence.md
+what follows.
 """
 
 import argparse

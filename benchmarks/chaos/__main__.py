@@ -1,6 +1,6 @@
 """Kills, freezes, slows and restarts every process by a seeded plan while streams with known output run.
 
-Run as `outrider bench chaos --seconds N --seed S --json`. docs/figures.md says what each field means.
+Run as `outrider bench chaos --seconds N --seed S --json`. docs/figures/chaos.md says what each field means.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """Drives OpenAI-compatible endpoints with the same prompts, side by side: rates, first tokens and gaps.
 
-Run as `outrider bench compare --endpoint NAME=URL ... --json`. docs/figures.md says what each field means.
+Run as `outrider bench compare --endpoint NAME=URL ... --json`. docs/figures/compare.md says what each field
+means.
 """
 
 import argparse

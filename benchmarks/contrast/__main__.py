@@ -1,6 +1,6 @@
 """Measures contrastive decoding: speculative beside plain, and how much the text repeats itself, by strength.
 
-Run as `outrider bench contrast --json`. docs/figures.md says what each field means.
+Run as `outrider bench contrast --json`. docs/figures/contrast.md says what each field means.
 """
 
 import argparse

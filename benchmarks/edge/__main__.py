@@ -1,6 +1,6 @@
 """Measures how a client's device is best used at several distances from the cloud.
 
-Run as `outrider bench edge --json`. docs/figures.md says what each field means.
+Run as `outrider bench edge --json`. docs/figures/edge.md says what each field means.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Measures what clients' devices save the verifier, and what their idle streams cost the orchestrator.
 
-Run as `outrider bench edge-load --json`. docs/figures.md says what each field means.
+Run as `outrider bench edge-load --json`. docs/figures/edge_load.md says what each field means.
 """
 
 import argparse

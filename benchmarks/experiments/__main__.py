@@ -1,6 +1,6 @@
 """Puts one open question of the surveys to the models: predictions first, then what was measured.
 
-Run as `outrider bench experiments X3 --json`. docs/figures.md says what each field means.
+Run as `outrider bench experiments X3 --json`. docs/figures/experiments.md says what each field means.
 """
 
 import argparse

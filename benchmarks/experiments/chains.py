@@ -13,7 +13,7 @@ ROW_COSTS = ((1, 1.0), (4, 1.34), (8, 1.46), (16, 1.66), (50, 2.62))
 """Time of a target's pass by its rows, over that of one row: the embedded target's.
 
 Up to 16 rows as `outrider bench packed_step` measured them (docs/tune.md), 50 as `outrider bench lookahead`
-did (docs/figures.md).
+did (docs/figures/lookahead.md).
 """
 
 Rounds = list[tuple[int, int]]

@@ -1,6 +1,6 @@
 """Sends every class of hostile input to real services, beside a canary tenant's streams that must not notice.
 
-Run as `outrider bench hostile --json`. docs/figures.md says what each field means.
+Run as `outrider bench hostile --json`. docs/figures/hostile.md says what each field means.
 """
 
 import argparse

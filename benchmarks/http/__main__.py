@@ -1,6 +1,6 @@
 """Compares OpenAI's API over HTTP with gRPC: added latency, cost of idle streams, tokens relayed per core.
 
-Run as `outrider bench http --json`. docs/figures.md says what each field means. The verifier behind the
+Run as `outrider bench http --json`. docs/figures/http.md says what each field means. The verifier behind the
 orchestrator has no model, so that no model is measured; only the openai client's scenarios run with a real
 one.
 """

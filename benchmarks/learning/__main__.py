@@ -2,7 +2,7 @@
 
 Run as `outrider bench learning --json`. Time is virtual: requests follow each other, and a lesson takes place
 between two requests. Pairs of requests through real services then say what a learning drafter costs.
-docs/figures.md says what each field means.
+docs/figures/learning.md says what each field means.
 """
 
 import argparse

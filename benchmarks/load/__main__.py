@@ -1,6 +1,6 @@
 """Measures many requests at a time: plain decoding, fixed and budgeted drafts, faulty drafters, long prompts.
 
-Run as `outrider bench load --json`. docs/figures.md says what each field means.
+Run as `outrider bench load --json`. docs/figures/load.md says what each field means.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Measures the embedded pair beside transformers and llama.cpp on the same cores.
 
-Run as `outrider bench peers --json`. docs/figures.md says what each field means.
+Run as `outrider bench peers --json`. docs/figures/peers.md says what each field means.
 """
 
 import argparse
@@ -53,7 +53,7 @@ LLAMA_SPECULATION: Mapping[str, tuple[str, ...]] = {
         "8",
     ),
 }
-"""Flags of llama.cpp's arms; see docs/figures.md."""
+"""Flags of llama.cpp's arms; see docs/figures/peers.md."""
 LEFT_OUT: Mapping[str, str] = {
     "arctic-inference": "it drafts only inside vLLM; `bench retrieval` has its suffix cache beside ours",
     "vLLM": "start its server, and name it to `outrider bench compare --endpoint`; it wants a GPU",

@@ -1,6 +1,6 @@
 """Measures each way of drafting inside the target's process, alone and together with all others.
 
-Run as `outrider bench proposers --json`. docs/figures.md says what each field means.
+Run as `outrider bench proposers --json`. docs/figures/proposers.md says what each field means.
 """
 
 import argparse

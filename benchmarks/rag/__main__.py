@@ -1,6 +1,6 @@
 """Measures iterative retrieval-augmented generation: the plain loop beside strides of guessed retrievals.
 
-Run as `outrider bench rag --json`. docs/figures.md says what each field means.
+Run as `outrider bench rag --json`. docs/figures/rag.md says what each field means.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Measures the retrieval worker's memories: time to build, search and insert, and what each gains.
 
-Run as `outrider bench retrieval --tokens N --json`. docs/figures.md says what each field means.
+Run as `outrider bench retrieval --tokens N --json`. docs/figures/retrieval.md says what each field means.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Measures what draft sources gain alone, merged, and beside each other, on four sets of prompts.
 
-Run as `outrider bench sources --json`. docs/figures.md says what each field means.
+Run as `outrider bench sources --json`. docs/figures/sources.md says what each field means.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Runs Spec-Bench, or questions of its format, with any sources: its figures beside ours.
 
-Run as `outrider bench spec-bench --json`. docs/figures.md says what each field means.
+Run as `outrider bench spec-bench --json`. docs/figures/spec_bench.md says what each field means.
 """
 
 import argparse

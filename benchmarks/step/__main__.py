@@ -1,6 +1,6 @@
 """Where the time of one engine step goes, by part, and what the event loop costs the engine.
 
-Run as `outrider bench step --json`. docs/figures.md says what each field means.
+Run as `outrider bench step --json`. docs/figures/step.md says what each field means.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """Rolls a fleet from the previous release to this checkout and back, while streams with known output run.
 
-Run as `outrider bench upgrade --previous REVISION --json`. docs/figures.md says what each field means.
+Run as `outrider bench upgrade --previous REVISION --json`. docs/figures/upgrade.md says what each field
+means.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """What choosing a token costs: a small random model with a real vocabulary, through all services.
 
-Run as `outrider bench vocabulary --json`. docs/figures.md says what each field means.
+Run as `outrider bench vocabulary --json`. docs/figures/vocabulary.md says what each field means.
 """
 
 import argparse

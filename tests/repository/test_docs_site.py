@@ -45,6 +45,17 @@ def build(python: str, config: Path, site: Path) -> subprocess.CompletedProcess[
     return subprocess.run(command, capture_output=True, text=True, timeout=200)
 
 
+def configure(folder: Path) -> Path:
+    """Writes the configuration of a site with this repository's hook."""
+    config = folder / "mkdocs.yml"
+    hook = ROOT / "scripts" / "docs_site.py"
+    config.write_text(
+        "site_name: a\nstrict: true\nuse_directory_urls: false\n"
+        f"theme: {{name: mkdocs, highlightjs: false}}\nhooks: [{hook}]\n"
+    )
+    return config
+
+
 def foreign(page: Path) -> list[str]:
     loaded = Loaded()
     text = page.read_text()
@@ -52,12 +63,17 @@ def foreign(page: Path) -> list[str]:
     return [each for each in loaded.addresses if ELSEWHERE.match(each)] + IN_STYLES.findall(text)
 
 
+def pages_in(folder: Path, suffix: str) -> set[str]:
+    """Paths of the pages in a folder and below it, without their suffix."""
+    return {path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob(f"*{suffix}")}
+
+
 @pytest.mark.slow
 def test_the_site_has_every_page_a_search_and_nothing_from_elsewhere(python: str, tmp_path: Path) -> None:
     done = build(python, ROOT / "mkdocs.yml", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"README"} | {"index"}
-    assert pages <= {path.stem for path in tmp_path.glob("*.html")}
+    pages = pages_in(ROOT / "docs", ".md") - {"README"} | {"index"}
+    assert pages <= pages_in(tmp_path, ".html")
     files = [*tmp_path.rglob("*.html"), *tmp_path.rglob("*.css")]
     assert {str(path): foreign(path) for path in files if foreign(path)} == {}
     found = json.loads((tmp_path / "search" / "search_index.json").read_text())["docs"]
@@ -76,11 +92,23 @@ def test_the_site_has_every_page_a_search_and_nothing_from_elsewhere(python: str
 def test_the_build_refuses(python: str, tmp_path: Path, page: str, says: str) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "index.md").write_text(f"# Page\n\n{page}\n")
-    config = tmp_path / "mkdocs.yml"
-    hook = ROOT / "scripts" / "docs_site.py"
-    config.write_text(
-        f"site_name: a\nstrict: true\ntheme: {{name: mkdocs, highlightjs: false}}\nhooks: [{hook}]\n"
-    )
-    done = build(python, config, tmp_path / "site")
+    done = build(python, configure(tmp_path), tmp_path / "site")
     assert done.returncode != 0
     assert says in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_a_page_in_a_folder_links_to_files_inside_and_outside(python: str, tmp_path: Path) -> None:
+    (tmp_path / "docs" / "folder").mkdir(parents=True)
+    (tmp_path / "docs" / "README.md").write_text("# Index\n\n[page](folder/page.md)\n")
+    page = "# Page\n\n[inside](../README.md) [outside](../../pyproject.toml)\n"
+    (tmp_path / "docs" / "folder" / "page.md").write_text(page)
+
+    done = build(python, configure(tmp_path), tmp_path / "site")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    links = re.findall(
+        r'href="([^"#]*)"[^>]*>(?:inside|outside)<', (tmp_path / "site/folder/page.html").read_text()
+    )
+    assert links == ["../index.html", "../files/pyproject.toml"]
+    assert (tmp_path / "site" / "files" / "pyproject.toml").is_file()

@@ -23,13 +23,14 @@ from typer.main import get_command
 from drafter_service.settings import DrafterSettings
 from orchestrator.settings import OrchestratorSettings
 from outrider.cli.app import app
-from outrider.cli.modules import find_benchmark
+from outrider.cli.modules import benchmark_names, find_benchmark
 from outrider.v1 import draft_source_pb2, generation_pb2, retrieval_pb2, verifier_pb2
 from retrieval_service.settings import RetrievalSettings
 from verifier_service.settings import VerifierSettings
 
-DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
+PAGES = ROOT / "docs" / "figures"
 WITH_EXAMPLES = ("write-a-source.md", "grpc-api.md")
 SETTINGS = {
     kind.role: kind for kind in (DrafterSettings, OrchestratorSettings, RetrievalSettings, VerifierSettings)
@@ -259,10 +260,36 @@ def pages_of(nav: list[str | dict[str, Any]]) -> list[str]:
 
 def test_the_sites_navigation_has_every_document_once() -> None:
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
-    assert sorted(pages_of(nav)) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+    pages = (path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md"))
+    assert sorted(pages_of(nav)) == sorted(pages)
 
 
 def test_the_index_knows_every_document() -> None:
     named = set(re.findall(r"\]\(([\w-]+\.md)\)", (ROOT / "docs" / "README.md").read_text()))
     there = {path.name for path in (ROOT / "docs").glob("*.md")}
     assert there - named == {"README.md"}
+
+
+def test_every_benchmark_has_a_page_of_its_own() -> None:
+    benchmarks = benchmark_names(ROOT / "benchmarks")
+    assert [path.stem for path in sorted(PAGES.glob("*.md"))] == benchmarks
+    wrong = [name for name in benchmarks if f"`{name}`" not in title_of(PAGES / f"{name}.md")]
+    assert wrong == []
+
+
+def title_of(page: Path) -> str:
+    """The first line, with the name of a module where it has that of a command."""
+    return page.read_text().partition("\n")[0].replace("-", "_")
+
+
+def test_the_index_of_figures_links_every_benchmarks_page_once() -> None:
+    links = re.findall(r"\]\(figures/([\w-]+)\.md\)", (ROOT / "docs" / "figures.md").read_text())
+    assert sorted(links) == benchmark_names(ROOT / "benchmarks")
+
+
+def test_every_benchmark_names_its_own_page() -> None:
+    named = {
+        name: set(re.findall(r"docs/figures/(\w+)\.md", find_benchmark(name).read_text()))
+        for name in benchmark_names(ROOT / "benchmarks")
+    }
+    assert {name: pages for name, pages in named.items() if pages != {name}} == {}
