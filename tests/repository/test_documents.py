@@ -31,6 +31,8 @@ from verifier_service.settings import VerifierSettings
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
 PAGES = ROOT / "docs" / "figures"
+ENVELOPE = {"name", "commit", "machine", "settings", "seconds"}
+"""Fields of every benchmark's result."""
 WITH_EXAMPLES = ("write-a-source.md", "grpc-api.md")
 SETTINGS = {
     kind.role: kind for kind in (DrafterSettings, OrchestratorSettings, RetrievalSettings, VerifierSettings)
@@ -285,6 +287,13 @@ def title_of(page: Path) -> str:
 def test_the_index_of_figures_links_every_benchmarks_page_once() -> None:
     links = re.findall(r"\]\(figures/([\w-]+)\.md\)", (ROOT / "docs" / "figures.md").read_text())
     assert sorted(links) == benchmark_names(ROOT / "benchmarks")
+
+
+@pytest.mark.parametrize("schema", sorted(PAGES.glob("*.schema.json")), ids=lambda path: path.name)
+def test_a_page_names_every_field_of_its_benchmark(schema: Path) -> None:
+    fields = json.loads(schema.read_text())["properties"].keys() - ENVELOPE
+    page = (PAGES / schema.name.replace(".schema.json", ".md")).read_text()
+    assert fields - set(re.findall(r"`(\w+)[`.]", page)) == set()
 
 
 def test_every_benchmark_names_its_own_page() -> None:
