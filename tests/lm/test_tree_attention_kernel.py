@@ -1,6 +1,6 @@
 """The Triton kernel, run by Triton's interpreter on the CPU, against the ragged way of the same rows.
 
-Skipped where Triton is not installed; docs/lm.md says how to have it here.
+Skipped where Triton is not installed; docs/gpu-checks.md says how to have it here.
 """
 
 import os
