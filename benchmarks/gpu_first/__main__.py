@@ -33,7 +33,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="a new folder for results")
     parser.add_argument("--stage", choices=STAGES, help="run one stage in this process")
     parser.add_argument("--part", help="run one part of the stage alone")
-    parser.add_argument("--seconds", type=float, help="seconds of each stage (default: 50 to 210 by stage)")
+    parser.add_argument("--seconds", type=float, help="seconds of each stage (default: 40 to 170 by stage)")
     parser.add_argument("--device", default="cuda", help="the torch device (default cuda)")
     parser.add_argument("--tiny", action="store_true", help="tiny models and few repeats, to try the program")
     return parser.parse_args()
