@@ -74,6 +74,9 @@ class Resuming:
     def again(self, error: OutriderError, builder: CompletionBuilder, now: float) -> float | None:
         """Seconds to wait after an error before `request` goes to `orchestrator`; None: the error is final.
 
+        However late a full orchestrator asks for the next attempt: the last one is made when patience or the
+        deadline ends.
+
         Superseded is final, except once after each loss: the orchestrator that was lost may not know of the
         retry, and may have moved the session away from the orchestrator that got the retry.
 
@@ -87,10 +90,12 @@ class Resuming:
             self._gives_up = now + self._patience_s
         elif now - self._sent > self._patience_s and not self._slept:
             self._slept, self._gives_up = True, now + self._patience_s
-        if now >= self._gives_up or (self._ends is not None and now >= self._ends):
+        gives_up = self._gives_up if self._ends is None else min(self._gives_up, self._ends)
+        if now >= gives_up:
             return None
+        pause_s = min(error.retry_after_s if isinstance(error, Overloaded) else PAUSE_S, gives_up - now)
         self._resumed = not isinstance(error, Superseded)
-        self._sent = now
+        self._sent = now + pause_s
         self._asked = (self._asked + 1) % self._orchestrators
         start = self._request.start
         if builder.epoch:
@@ -98,4 +103,4 @@ class Resuming:
             start.have.extend(generation_pb2.TokenIds(ids=ids) for ids in builder.have())
             start.ended.extend(builder.ended())
             start.seen_epoch = builder.epoch
-        return error.retry_after_s if isinstance(error, Overloaded) else PAUSE_S
+        return pause_s

@@ -10,7 +10,7 @@ from outrider.client.blocking_client import Stream
 from outrider.client.completions import CompletionBuilder
 from outrider.client.resuming import Resuming
 from outrider.v1 import common_pb2, generation_pb2
-from speculative.errors import Superseded, Unavailable
+from speculative.errors import QuotaExceeded, Superseded, Unavailable
 
 LOST = Unavailable("connection reset")
 
@@ -60,6 +60,15 @@ def test_a_request_whose_time_is_over_is_not_asked_again() -> None:
     resuming = Resuming(request(), 2, patience_s=30.0, ends=12.0)
     assert resuming.again(LOST, CompletionBuilder(), now=11.9) is not None
     assert resuming.again(LOST, CompletionBuilder(), now=12.0) is None
+
+
+def test_no_pause_that_a_full_orchestrator_asks_for_outlasts_patience_or_the_deadline() -> None:
+    full = QuotaExceeded("the minute is used up", retry_after_s=59.0)
+    for ends, pause_s in ((None, 30.0), (5.0, 5.0), (100.0, 30.0)):
+        resuming = Resuming(request(), 2, patience_s=30.0, ends=ends)
+        assert resuming.again(full, CompletionBuilder(), now=0.0) == pause_s
+        assert resuming.again(full, CompletionBuilder(), now=pause_s + 0.05) is None
+    assert Resuming(request(), 2, patience_s=60.0).again(full, CompletionBuilder(), now=0.0) == 59.0
 
 
 def test_one_that_lost_a_race_is_not_asked_again() -> None:
