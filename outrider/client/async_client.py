@@ -34,7 +34,11 @@ if TYPE_CHECKING:
 
 
 class AsyncStream(AsyncIterator[Chunk]):
-    """An answer as it is generated. Iterate to its end, or `close` it, which cancels the request."""
+    """An answer as it is generated. Iterate to its end, or `close` it, which cancels the request.
+
+    A read that is cancelled, as by `asyncio.timeout`, breaks the answer off. The next read goes on with the
+    answer if the client has patience, and else raises Unavailable.
+    """
 
     def __init__(self, ask: "Callable[[Resuming], AsyncCall]", resuming: Resuming, choices: int = 1) -> None:
         self._ask = ask
@@ -42,6 +46,8 @@ class AsyncStream(AsyncIterator[Chunk]):
         self._builder = CompletionBuilder(choices)
         self._call = ask(resuming)
         self._responses = aiter(self._call)
+        self._failure: OutriderError | None = None
+        """Why the call gives no more messages: gRPC says so once, and then reports the answer's end."""
 
     def __aiter__(self) -> Self:
         return self
@@ -58,15 +64,28 @@ class AsyncStream(AsyncIterator[Chunk]):
                     raise
             await asyncio.sleep(pause_s)
             self._call = self._ask(self._resuming)
-            self._responses = aiter(self._call)
+            self._responses, self._failure = aiter(self._call), None
 
     async def _next(self) -> Chunk:
-        with rpc_errors():
-            async for response in self._responses:
-                self._resuming.answered()
-                if (chunk := self._builder.add(response)) is not None:
-                    return chunk
+        while (response := await self._response()) is not None:
+            self._resuming.answered()
+            if (chunk := self._builder.add(response)) is not None:
+                return chunk
         raise StopAsyncIteration
+
+    async def _response(self) -> generation_pb2.GenerateResponse | None:
+        """The call's next message; None at its end. Raises OutriderError, also where an earlier read did."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            with rpc_errors():
+                return await anext(self._responses, None)
+        except OutriderError as error:
+            self._failure = error
+            raise
+        except asyncio.CancelledError:  # which cancels the call
+            self._failure = Unavailable("the answer broke off, because a read of it was cancelled; ask again")
+            raise
 
     async def completion(self) -> Completion:
         """The whole answer; reads what is left of the stream."""

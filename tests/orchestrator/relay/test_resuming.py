@@ -1,5 +1,6 @@
 """When and where a request whose orchestrator is lost is asked again."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -126,3 +127,61 @@ async def test_an_answer_that_is_whole_is_not_asked_for_again(orchestrators: int
     ask = breaks_soon
     assert (await AsyncStream(ask, resuming, 2).completion()).ids == (5,)
     assert resuming.orchestrator == 0
+
+
+def id_at(position: int) -> generation_pb2.GenerateResponse:
+    return generation_pb2.GenerateResponse(tokens=generation_pb2.GeneratedTokens(position=position, ids=[5]))
+
+
+async def breaks_off(how: str) -> AsyncIterator[Any]:
+    """A call with one id that then fails, or falls silent."""
+    yield id_at(0)
+    if how == "fails":
+        raise LOST
+    await asyncio.Event().wait()
+
+
+async def goes_on() -> AsyncIterator[Any]:
+    for response in (id_at(1), ended(0)):
+        yield response
+
+
+@pytest.mark.parametrize("how", ["fails", "falls silent"])
+@pytest.mark.parametrize("patience_s", [0.0, 30.0])
+async def test_an_answer_whose_reader_gave_up_waiting_is_not_taken_for_whole(
+    how: str, patience_s: float
+) -> None:
+    calls = iter((breaks_off(how), goes_on()))
+
+    def ask(resuming: Resuming) -> Any:
+        return next(calls)
+
+    stream = AsyncStream(ask, Resuming(request(), 1, patience_s))
+    await anext(stream)
+    with pytest.raises((TimeoutError, Unavailable)):
+        await asyncio.wait_for(anext(stream), 0.02)
+    if patience_s:
+        assert (await stream.completion()).ids == (5, 5), "each id once"
+        return
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="connection reset" if how == "fails" else "broke off"):
+            await anext(stream)
+
+
+async def test_an_error_that_is_final_stays_the_end_of_its_stream() -> None:
+    asked: list[int] = []
+
+    async def refused() -> AsyncIterator[Any]:
+        if asked:
+            raise Superseded("later")
+        yield
+
+    def ask(resuming: Resuming) -> Any:
+        asked.append(resuming.orchestrator)
+        return refused()
+
+    stream = AsyncStream(ask, Resuming(request(), 2, patience_s=30.0))
+    for _ in range(2):
+        with pytest.raises(Superseded):
+            await anext(stream)
+    assert asked == [0]

@@ -106,6 +106,24 @@ async def test_a_lone_orchestrator_that_is_lost_is_an_error_at_once(world: Any) 
         await stream.completion()
 
 
+@pytest.mark.parametrize("patience_s", [0.0, 30.0])
+async def test_a_reader_that_gave_up_waiting_gets_the_rest_or_an_error(world: Any, patience_s: float) -> None:
+    verifier, front, _ = await two_fronts(world)
+    async with AsyncClient(front.address, patience_s=patience_s) as client:
+        stream = client.stream(ids=[5], max_tokens=LIMIT - 1)
+        await anext(stream)
+        verifier.silent = True
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await stream.completion()
+        verifier.silent = False
+        if patience_s:
+            assert (await stream.completion()).ids == WHOLE
+        else:
+            with pytest.raises(Unavailable, match="broke off"):
+                await anext(stream)
+
+
 async def test_patience_ends(world: Any) -> None:
     async with AsyncClient("127.0.0.1:1,127.0.0.1:2", patience_s=0.3) as client:
         with pytest.raises(Unavailable):
