@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -18,7 +19,7 @@ from outrider.client.endpoints import (
     time_left,
 )
 from outrider.client.options import Options, build_request, for_whole_answer
-from outrider.client.resuming import Resuming
+from outrider.client.resuming import CLOSED, Resuming
 from outrider.v1 import common_pb2, explain_pb2, generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationStub
 from outrider.wire.channel import open_channel
@@ -46,6 +47,7 @@ class AsyncStream(AsyncIterator[Chunk]):
         self._builder = CompletionBuilder(choices)
         self._call = ask(resuming)
         self._responses = aiter(self._call)
+        self._closed = asyncio.Event()
         self._failure: OutriderError | None = None
         """Why the call gives no more messages: gRPC says so once, and then reports the answer's end."""
 
@@ -59,10 +61,16 @@ class AsyncStream(AsyncIterator[Chunk]):
             except (Unavailable, Overloaded, Superseded) as error:
                 if self._builder.whole:  # only the end of the stream itself was lost
                     raise StopAsyncIteration from None
+                if self._closed.is_set():
+                    raise OutriderError(CLOSED) from error
                 pause_s = self._resuming.again(error, self._builder, time.monotonic())
                 if pause_s is None:
                     raise
-            await asyncio.sleep(pause_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._closed.wait()
+            if self._closed.is_set():
+                raise OutriderError(CLOSED)
             self._call = self._ask(self._resuming)
             self._responses, self._failure = aiter(self._call), None
 
@@ -85,7 +93,11 @@ class AsyncStream(AsyncIterator[Chunk]):
             raise
         except asyncio.CancelledError:  # which cancels the call
             self._failure = Unavailable("the answer broke off, because a read of it was cancelled; ask again")
-            raise
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            self._failure = OutriderError(CLOSED)  # the call was cancelled, and not the task that reads it
+            raise self._failure from None
 
     async def completion(self) -> Completion:
         """The whole answer; reads what is left of the stream."""
@@ -95,6 +107,7 @@ class AsyncStream(AsyncIterator[Chunk]):
 
     def close(self) -> None:
         """Cancels the request, which may have moved to another orchestrator."""
+        self._closed.set()
         self._call.cancel()
 
     async def __aenter__(self) -> Self:

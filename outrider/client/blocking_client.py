@@ -1,5 +1,6 @@
 """The blocking client; see `outrider.client`."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from outrider.client.endpoints import (
     time_left,
 )
 from outrider.client.options import Options, build_request, for_whole_answer
-from outrider.client.resuming import Resuming
+from outrider.client.resuming import CLOSED, Resuming
 from outrider.v1 import common_pb2, explain_pb2, generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationStub
 from outrider.wire.channel import open_sync_channel
@@ -41,6 +42,7 @@ class Stream(Iterator[Chunk]):
         self._resuming = resuming
         self._call = ask(resuming)
         self._builder = CompletionBuilder(choices)
+        self._closed = threading.Event()
 
     def __iter__(self) -> Self:
         return self
@@ -52,11 +54,16 @@ class Stream(Iterator[Chunk]):
             except (Unavailable, Overloaded, Superseded) as error:
                 if self._builder.whole:  # only the end of the stream itself was lost
                     raise StopIteration from None
+                if self._closed.is_set():
+                    raise OutriderError(CLOSED) from error
                 pause_s = self._resuming.again(error, self._builder, time.monotonic())
                 if pause_s is None:
                     raise
-            time.sleep(pause_s)
-            self._call = self._ask(self._resuming)
+            if not self._closed.wait(pause_s):
+                self._call = self._ask(self._resuming)
+            if self._closed.is_set():  # perhaps just now, by another thread, which cancelled the call before
+                self._call.cancel()
+                raise OutriderError(CLOSED)
 
     def _next(self) -> Chunk:
         with rpc_errors():
@@ -73,7 +80,8 @@ class Stream(Iterator[Chunk]):
         return self._builder.completion()
 
     def close(self) -> None:
-        """Cancels the request, which may have moved to another orchestrator."""
+        """Cancels the request, which may have moved to another orchestrator. From any thread."""
+        self._closed.set()
         self._call.cancel()
 
     def __enter__(self) -> Self:

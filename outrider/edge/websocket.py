@@ -188,15 +188,15 @@ class WebSocketCall(Iterator[Response]):
         try:
             connection = self._socket = self._address.dial()
             if self._cancelled:  # while it dialled, when there was no connection to hang up
-                raise Unavailable(CANCELLED)
+                raise OutriderError(CANCELLED)
             threading.Thread(target=self._write, name="outrider-websocket-out", daemon=True).start()
             self._read(connection)
             self._arrived.put(None)
         except OutriderError as error:
             self._arrived.put(error)
         except (OSError, ValueError, DecodeError) as error:  # the last two: what came is no message
-            why = CANCELLED if self._cancelled else f"the connection was lost: {error}"
-            self._arrived.put(Unavailable(why))
+            lost = Unavailable(f"the connection was lost: {error}")
+            self._arrived.put(OutriderError(CANCELLED) if self._cancelled else lost)
         finally:
             self._hang_up()
 

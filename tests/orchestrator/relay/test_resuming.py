@@ -1,6 +1,7 @@
 """When and where a request whose orchestrator is lost is asked again."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ from outrider.client.blocking_client import Stream
 from outrider.client.completions import CompletionBuilder
 from outrider.client.resuming import Resuming
 from outrider.v1 import common_pb2, generation_pb2
-from speculative.errors import QuotaExceeded, Superseded, Unavailable
+from speculative.errors import OutriderError, QuotaExceeded, Superseded, Unavailable
 
 LOST = Unavailable("connection reset")
 
@@ -185,3 +186,49 @@ async def test_an_error_that_is_final_stays_the_end_of_its_stream() -> None:
         with pytest.raises(Superseded):
             await anext(stream)
     assert asked == [0]
+
+
+class FullCall:
+    """A call that an orchestrator without room has refused, for a minute."""
+
+    def __init__(self) -> None:
+        self.read = threading.Event()
+
+    def __iter__(self) -> "FullCall":
+        return self
+
+    def __next__(self) -> Any:
+        self.read.set()
+        raise QuotaExceeded("the minute is used up", retry_after_s=59.0)
+
+    def __aiter__(self) -> "FullCall":
+        return self
+
+    async def __anext__(self) -> Any:
+        return next(self)
+
+    def cancel(self) -> None:
+        pass
+
+
+async def test_a_stream_that_is_closed_between_two_attempts_ends_and_is_not_asked_for_again() -> None:
+    call, asked = FullCall(), list[int]()
+
+    def ask(resuming: Resuming) -> Any:
+        asked.append(resuming.orchestrator)
+        return call
+
+    blocking = Stream(ask, Resuming(request(), 2, patience_s=60.0))
+    reading = asyncio.create_task(asyncio.to_thread(next, blocking))
+    await asyncio.to_thread(call.read.wait, 60)
+    blocking.close()
+    with pytest.raises(OutriderError, match="was closed"):
+        await asyncio.wait_for(reading, 20)
+    call.read.clear()
+    stream = AsyncStream(ask, Resuming(request(), 2, patience_s=60.0))
+    reads = asyncio.create_task(stream.completion())
+    await asyncio.to_thread(call.read.wait, 60)
+    stream.close()
+    with pytest.raises(OutriderError, match="was closed"):
+        await asyncio.wait_for(reads, 20)
+    assert asked == [0, 0]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from outrider.client import AsyncClient, Client
-from speculative.errors import InvalidRequest, Unavailable
+from speculative.errors import InvalidRequest, OutriderError, Unavailable
 from speculative.stop import FinishReason
 from tests.in_time import in_time
 
@@ -122,6 +122,22 @@ async def test_a_reader_that_gave_up_waiting_gets_the_rest_or_an_error(world: An
         else:
             with pytest.raises(Unavailable, match="broke off"):
                 await anext(stream)
+
+
+@pytest.mark.parametrize("closes", ["stream", "client"])
+async def test_whoever_reads_a_stream_that_another_task_closes_gets_an_error(world: Any, closes: str) -> None:
+    """A CancelledError would seem to be meant for the task that reads."""
+    verifier, front, _ = await two_fronts(world)
+    async with AsyncClient(front.address) as client:
+        stream = client.stream(ids=[5], max_tokens=LIMIT - 1)
+        await anext(stream)
+        verifier.silent = True
+        reading = asyncio.create_task(stream.completion())
+        await asyncio.sleep(0.1)
+        stream.close() if closes == "stream" else await client.close()
+        with pytest.raises(OutriderError, match="was closed"):
+            await reading
+        verifier.silent = False
 
 
 async def test_patience_ends(world: Any) -> None:
