@@ -76,7 +76,7 @@ class RedisConnection:
         try:
             answer = await command(self._redis)
         except (RedisError, OSError) as error:
-            if isinstance(error, ReadOnlyError):  # the server was demoted, and its name leads elsewhere now
+            if _is_demotion(error):  # the server's name leads elsewhere now
                 await self._redis.connection_pool.disconnect(inuse_connections=False)
             if self.breaker.failed():
                 log.warning("store lost; sessions go on without it", extra={"fields": {"why": _text(error)}})
@@ -94,6 +94,16 @@ class RedisConnection:
 def is_wrong_kind(error: object) -> bool:
     """Whether a command failed because its key holds another type of entry; the server is well then."""
     return isinstance(error, ResponseError) and "WRONGTYPE" in str(error)
+
+
+def _is_demotion(error: Exception) -> bool:
+    """Whether a command failed because its server has become a replica.
+
+    Before version 7 a server wraps the error of a script's command into one of another code.
+    """
+    return isinstance(error, ReadOnlyError) or (
+        isinstance(error, ResponseError) and "-READONLY" in str(error)
+    )
 
 
 async def _run(redis: Redis, script: str, calls: Sequence[ScriptCall]) -> list[Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.store import Append, Tokens, entries
+from orchestrator.store import Append, StoreUnavailable, Tokens, entries
 from orchestrator.store.prefixes import hashes
 from orchestrator.store.redis import RedisStore
 from outrider.v1 import common_pb2, generation_pb2
@@ -358,6 +358,23 @@ async def test_a_store_that_lost_its_scripts_is_told_them(redis_server: Any) -> 
         await store.append([Append(KEY, 1, 0, [7])])
         redis_server.say("SCRIPT", "FLUSH")
         assert await store.append([Append(KEY, 1, 1, [8]), Append(KEY, 1, 2, [9])]) == [2, 3]
+
+
+async def test_a_server_that_was_demoted_is_left_for_the_one_that_its_name_leads_to(
+    own_redis: Any, redis_server: Any, tmp_path: Any
+) -> None:
+    name = tmp_path / "name.sock"
+    name.symlink_to(own_redis.url.removeprefix("unix://"))
+    async with looked_into(f"unix://{name}") as store:
+        await store.append([Append(KEY, 1, 0, [7])])
+        own_redis.say("REPLICAOF", "127.0.0.1", "1")
+        name.unlink()
+        name.symlink_to(redis_server.url.removeprefix("unix://"))
+        with pytest.raises(StoreUnavailable, match="READONLY"):
+            await store.append([Append(KEY, 1, 1, [8])])
+        assert await store.append([Append(KEY, 1, 0, [7, 8])]) == [2]
+    async with looked_into(redis_server.url) as store:
+        assert await store.tokens(KEY) == Tokens(1, (7, 8))
 
 
 async def test_a_caller_that_goes_away_leaves_no_answer_behind(
