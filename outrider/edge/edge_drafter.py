@@ -26,7 +26,7 @@ class DraftedCall(Iterator[generation_pb2.GenerateResponse]):
 
     Args:
         received: takes each response.
-        lost: called when the stream has ended.
+        lost: called once, when the stream has ended.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class DraftedCall(Iterator[generation_pb2.GenerateResponse]):
         self._outbox = outbox
         self._received = received
         self._lost = lost
+        self._over = False
 
     def __next__(self) -> generation_pb2.GenerateResponse:
         try:
             response: generation_pb2.GenerateResponse = next(self._call)
         except BaseException:
-            self._outbox.close()
-            self._lost()
+            self._end()
             raise
         self._received(response)
         return response
@@ -54,8 +54,15 @@ class DraftedCall(Iterator[generation_pb2.GenerateResponse]):
     def cancel(self) -> None:
         """Ends the stream, which cancels the request."""
         self._call.cancel()
-        self._outbox.close()
-        self._lost()
+        self._end()
+
+    def _end(self) -> None:
+        # The error of a broken stream holds the stream until Python collects garbage: by then the request may
+        # have been resumed, and the drafting thread must not take this end for that of the next stream.
+        if not self._over:
+            self._over = True
+            self._outbox.close()
+            self._lost()
 
     def __del__(self) -> None:
         self.cancel()  # else the thread that sends would wait for messages for ever

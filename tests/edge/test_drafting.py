@@ -1,14 +1,19 @@
 """The drafting thread drafts for one request at a time, says why not, and outlives a model's failures."""
 
+import gc
 import queue
 from collections.abc import Iterator
+from contextlib import suppress
 
+import grpc
 import pytest
 
 from outrider.edge.controller import Controller, Preference
 from outrider.edge.drafting import DraftedRequest, DraftingThread
+from outrider.edge.edge_drafter import DraftedCall
 from outrider.edge.latency_model import Mode
 from outrider.edge.offer import EdgeOptions, offer
+from outrider.edge.outbox import Outbox
 from outrider.edge.top_k import DraftModelFailed
 from outrider.v1 import generation_pb2
 from outrider.wire.codec import sampling_to_wire
@@ -119,6 +124,38 @@ def test_one_request_at_a_time_has_drafts(drafting: DraftingThread) -> None:
     assert drafting.claim(two.request)
     two.start()
     assert two.window()
+
+
+class FailedCall(grpc.RpcError):
+    """A call of gRPC that has failed: it raises itself."""
+
+    def __iter__(self) -> "FailedCall":
+        return self
+
+    def __next__(self) -> generation_pb2.GenerateResponse:
+        raise self
+
+    def cancel(self) -> None:
+        pass
+
+
+def test_a_broken_stream_that_python_frees_late_does_not_end_the_one_that_followed(
+    drafting: DraftingThread,
+) -> None:
+    server = Server(drafting)
+    drafting.claim(server.request)
+    outbox = Outbox(generation_pb2.GenerateRequest())
+    broken = DraftedCall(FailedCall(), outbox, lambda _: None, lambda: drafting.lost(server.request))
+    with suppress(FailedCall):
+        next(broken)
+    del broken
+    server.start()
+    first = server.window()
+    gc.collect()
+    server.commit((first.ids[0] + 1) % VOCABULARY)
+    drafting.idle()
+    while server.sent.get(timeout=5).drafts.base != 4:
+        pass
 
 
 @pytest.mark.parametrize(
