@@ -21,7 +21,7 @@ from outrider.edge.top_k import DraftModelFailed
 from outrider.edge.trials import ModeTrials
 from outrider.edge.wire import drafts_to_wire, terms_from_wire
 from outrider.v1 import generation_pb2
-from speculative.errors import OutriderError
+from speculative.errors import OutriderError, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -149,8 +149,7 @@ class DraftingThread:
 
     Args:
         open_model: opens the model; called once, in the thread.
-        pauses_s: pauses in seconds after the model's first failure, the second and so on; a failure after
-            the last pause ends drafting for the request.
+        pauses_s: seconds to pause after each failure of the model in a row; a further one ends the drafts.
         clock: monotonic clock in seconds.
     """
 
@@ -171,8 +170,7 @@ class DraftingThread:
         self._lock = threading.Lock()
         self._work: _Work | None = None
         self._read: list[int] = []
-        self._failures = 0
-        self._paused_until = 0.0
+        self._failures, self._paused_until = 0, 0.0
         self._opened = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(
@@ -181,14 +179,13 @@ class DraftingThread:
         self._thread.start()
 
     def wait_open(self) -> None:
-        """Returns once the model is loaded. Raises OutriderError if the model cannot be loaded."""
+        """Returns once the model is loaded. Raises OutriderError if it cannot be loaded, or is closed."""
         self._opened.wait()
         if self._failure is not None:
             raise self._failure
 
     def claim(self, request: DraftedRequest) -> bool:
-        """Reserves the model for a request. If that fails, returns False and notes the reason as
-        `trouble`."""
+        """Reserves the model for a request. False: it is not free, for the reason in `trouble`."""
         with self._lock:
             if not self._opened.is_set():
                 request.trouble = "the device's model is being loaded"
@@ -233,9 +230,12 @@ class DraftingThread:
 
         Args:
             use: raises nothing; may take long.
-            failed: called instead of `use` if the model has failed for good.
+            failed: called instead of `use` if the model has failed for good, or is closed.
         """
-        self._events.put(_Lent(use, failed))
+        with self._lock:
+            if (failure := self._failure) is None:
+                return self._events.put(_Lent(use, failed))
+        failed(failure if isinstance(failure, OutriderError) else OutriderError(str(failure)))
 
     def idle(self) -> None:
         """Returns once all messages received so far are handled."""
@@ -246,7 +246,9 @@ class DraftingThread:
 
     def close(self) -> None:
         """Ends the thread and closes the model."""
-        self._events.put(None)
+        with self._lock:  # the thread takes no event behind the last
+            self._failure = self._failure or Unavailable("the device's model is closed; open another drafter")
+            self._events.put(None)
         self._thread.join()
 
     def _run(self, open_model: Callable[[], DraftModel]) -> None:
@@ -286,8 +288,7 @@ class DraftingThread:
                     pass  # of a request that goes on without drafts
 
     def _take_events(self, model: DraftModel) -> bool:
-        """Handles received messages; waits if there is nothing to draft. Returns False if the thread must
-        end."""
+        """Handles received messages; waits if there is nothing to draft. False: the thread must end."""
         timeout: float | None = 0.0
         if not self._has_work():
             pause_s = self._paused_until - self._clock()

@@ -7,11 +7,13 @@ separate call, and no answer mixes tokens of device and cloud.
 import queue
 import secrets
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from outrider.client import Chunk, Completion, Usage
+from outrider.client.endpoints import ends_at
 from outrider.client.options import Options, build_request
 from outrider.edge.backends import DraftModel, TextModel
 from outrider.edge.controller import Controller, Decision, Preference
@@ -20,7 +22,7 @@ from outrider.edge.drafting import DraftedRequest, DraftingThread
 from outrider.edge.latency_model import Mode
 from outrider.wire.codec import sampling_from_wire
 from outrider.wire.names import EDGE
-from speculative.errors import InvalidRequest, OutriderError, Overloaded
+from speculative.errors import InvalidRequest, OutriderError, Overloaded, Unavailable
 from speculative.params import SEED_BITS, SamplingParams
 from speculative.stop import FinishReason, StopChecker, stop_bytes
 from speculative.text import TextStream
@@ -52,6 +54,8 @@ class LocalRequest:
     seed: int
     max_tokens: int
     stops: tuple[bytes, ...]
+    ends: float | None = None
+    """When the request's time is over, on the monotonic clock; None: never."""
 
     @classmethod
     def of(cls, prompt: str | None, options: Options) -> Self:
@@ -68,6 +72,7 @@ class LocalRequest:
             start.seed if start.HasField("seed") else secrets.randbits(SEED_BITS),
             start.max_tokens if start.HasField("max_tokens") else TOKENS,
             stop_bytes(start.stop),
+            ends_at(options),
         )
 
 
@@ -151,6 +156,7 @@ class LocalStream(Iterator[Chunk]):
 
     Raises:
         Overloaded: the model is in use for another request.
+        Unavailable: the model is closed, or the request's time is over.
         OutriderError: the model cannot be opened.
     """
 
@@ -171,7 +177,12 @@ class LocalStream(Iterator[Chunk]):
         drafting.lend(self._generate, self._end)
 
     def __next__(self) -> Chunk:
-        arrived = self._chunks.get()
+        ends = self._request.ends
+        try:
+            arrived = self._chunks.get(timeout=None if ends is None else max(0.0, ends - time.monotonic()))
+        except queue.Empty:
+            self.close()
+            raise Unavailable("the device's model took longer than the request's timeout") from None
         if isinstance(arrived, Chunk):
             self._taken.append(arrived)
             return arrived

@@ -169,6 +169,37 @@ def test_one_answer_at_a_time_and_a_closed_one_makes_room() -> None:
     drafting.close()
 
 
+def test_an_answer_that_takes_longer_than_its_timeout_is_given_up() -> None:
+    model = SlowToy()
+    opened: DraftModel = model
+    drafting = DraftingThread(lambda: opened)
+    late = LocalStream(drafting, LocalRequest.of(PROMPT, {"ignore_eos": True, "timeout": 0.05}))
+    with pytest.raises(Unavailable, match="longer than the request's timeout"):
+        late.completion()
+    model.go.release(2)
+    drafting.idle()
+    assert model.reads == len(IDS), "nothing more is generated for nobody"
+    in_time = LocalStream(drafting, LocalRequest.of(PROMPT, {"max_tokens": 1, "timeout": WAIT_S}))
+    assert len(in_time.completion().ids) == 1
+    drafting.close()
+
+
+def test_a_closed_drafter_answers_nobody_and_says_so(model: TextToy) -> None:
+    drafter = EdgeDrafter(NOWHERE, model, patience_s=0.0)
+    drafter.close()
+    with pytest.raises(Unavailable, match="is closed"):
+        drafter.generate_locally(PROMPT)
+
+
+def test_an_answer_that_is_asked_for_while_the_drafter_closes_ends(model: TextToy) -> None:
+    drafting = DraftingThread(lambda: model)
+    drafting.wait_open()
+    drafting.close()
+    why: list[OutriderError] = []
+    drafting.lend(lambda _: None, why.append)
+    assert isinstance(why[0], Unavailable)
+
+
 class UnrewindableToy(TextToy):
     """A toy that fails when its first answer is cleared away, once it is let go."""
 
