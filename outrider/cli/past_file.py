@@ -47,6 +47,7 @@ def write_past(path: Path, tenant: str, worker: Any) -> ExportedPast:
                 file.write(json.dumps({"session": answer.output.session, "ids": ids}) + "\n")
         os.replace(partial, path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise CommandFailed(f"{path} cannot be written: {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)  # the tenant's outputs, if the worker was lost or Ctrl-C came
     return ExportedPast(int(first.outputs), tokens)

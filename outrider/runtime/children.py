@@ -130,6 +130,15 @@ class ServiceProcess:
         self.http, self.registry = announced.get("http", ""), announced.get("registry", "")
         return True
 
+    def catch_up(self) -> None:
+        """Takes in what the child has announced by now, where nobody waits for the child.
+
+        The child would stand still as soon as its announcements fill the pipe. `poll` tells whether it gave up.
+        """
+        with contextlib.suppress(ServiceFailed):
+            while not self.ready and self.poll() is None and self.hear(0.0):
+                pass
+
     def terminate(self) -> None:
         """Sends the child SIGTERM; returns at once."""
         with contextlib.suppress(ProcessLookupError):

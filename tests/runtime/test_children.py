@@ -150,3 +150,21 @@ def test_a_child_that_loads_says_how_far_it_is_and_is_waited_for(start_toy: Star
     assert not child.ready
     child.wait_ready(100)
     assert child.ready
+
+
+def test_a_child_that_nobody_waits_for_may_announce_more_than_its_pipe_holds(start_toy: StartToy) -> None:
+    child = start_toy("--tensors", "5000", wait=False)
+
+    def is_ready() -> bool:
+        child.catch_up()
+        return child.ready
+
+    until(is_ready)
+    assert (child.loaded, child.of) == (5000, 5000)
+
+
+def test_catching_up_with_a_child_that_gave_up_is_no_error(start_toy: StartToy) -> None:
+    child = start_toy("--fault", "refused", wait=False)
+    until(lambda: child.poll() is not None)
+    child.catch_up()
+    assert not child.ready

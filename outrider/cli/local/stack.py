@@ -275,6 +275,8 @@ class Stack:
                 if role.kind not in WORKERS:
                     raise CommandFailed(f"{role.name} ended with exit status {status}", "UNAVAILABLE")
                 yield self._lost_worker(child, status, now_s)
+            else:
+                child.catch_up()
 
     def close(self) -> None:
         """Stops all services and waits until they have ended."""
