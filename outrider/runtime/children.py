@@ -133,7 +133,7 @@ class ServiceProcess:
     def catch_up(self) -> None:
         """Takes in what the child has announced by now, where nobody waits for the child.
 
-        The child would stand still as soon as its announcements fill the pipe. `poll` tells whether it gave up.
+        The child would stand still as soon as its announcements fill the pipe. `poll` says whether it ended.
         """
         with contextlib.suppress(ServiceFailed):
             while not self.ready and self.poll() is None and self.hear(0.0):

@@ -281,6 +281,7 @@ def test_a_level_without_a_gap_has_gaps_of_zero() -> None:
     assert found["gap_ms"] == {"p50": 0.0, "p99": 0.0}
 
 
+@pytest.mark.slow
 def test_our_front_is_measured_and_an_endpoint_that_dies_amid_the_run_is_left_out(
     bench: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:

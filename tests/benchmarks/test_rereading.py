@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 
+@pytest.mark.slow
 def test_both_orders_give_the_same_ids_in_every_mix(
     bench: Callable[..., dict[str, Any]], tiny_llama: Path
 ) -> None:

@@ -19,13 +19,14 @@ def end_of(target: str, folder: Path) -> LessonFailed:
         child="tests.learning.scripted_child",
         pace=LessonPace(1.0, 1),
         surroundings=lambda pid: Surroundings(0, 8.0),
-        late_s=60,
+        late_s=600,
     )
     with pytest.raises(LessonFailed) as failure:
         lesson.run()
     return failure.value
 
 
+@pytest.mark.slow
 def test_a_lesson_that_takes_too_much_processor_time_says_so(tmp_path: Path) -> None:
     end = end_of("late", tmp_path)
     assert (end.reason, str(end)) == ("late", "the lesson took more than 1 s of processor time")

@@ -168,7 +168,9 @@ def test_a_lesson_scores_a_bounded_number_of_passages_however_many_are_kept(scho
     assert verdict.difference.sessions == MOST_EXAMS
 
 
-@pytest.mark.parametrize("outcome", ["memory", "late", "failed", "unloadable"])
+@pytest.mark.parametrize(
+    "outcome", ["memory", pytest.param("late", marks=pytest.mark.slow), "failed", "unloadable"]
+)
 def test_a_lesson_that_comes_to_nothing_makes_the_next_one_wait_for_twice_the_text(
     school: School, outcome: str
 ) -> None:

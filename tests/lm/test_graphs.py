@@ -353,6 +353,7 @@ def attend_everything(
     return torch.einsum("rhs,rhsd->rhd", weights, mixed)
 
 
+@pytest.mark.slow
 def test_a_recorded_step_replays_other_steps_of_its_size() -> None:
     """As a CUDA graph does: operations and addresses are those of the first step of the size."""
     model = model_of("mistral", num_hidden_layers=2)

@@ -58,6 +58,7 @@ def is_compiled(lm: PackedLM) -> bool:
     return lm.steps.label == "static-compiled"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "of",
     [("llama",), ("gemma2",), ("llama", "0.attention", "1.mlp")],
@@ -75,6 +76,7 @@ def test_compiled_layers_give_the_same_logits_for_steps_of_any_size(
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_layers_share_what_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     def built(layers: int) -> int:
         graphs: list[torch.fx.GraphModule] = []

@@ -14,6 +14,7 @@ from outrider.lm.runner import PackedLM
 REPOSITORY = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_its_last_line_is_what_the_schema_says(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

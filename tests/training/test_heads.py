@@ -59,7 +59,10 @@ def killed_at(stage: str, count: int) -> Callable[..., None]:
     return show
 
 
-@pytest.mark.parametrize("kind", sorted(WEIGHTS))
+@pytest.mark.parametrize(
+    "kind",
+    [kind if kind == "eagle" else pytest.param(kind, marks=pytest.mark.slow) for kind in sorted(WEIGHTS)],
+)
 def test_a_head_stopped_in_every_stage_ends_with_the_weights_of_one_that_was_not(
     options: DistilOptions, kind: str, small: Path, tmp_path: Path
 ) -> None:

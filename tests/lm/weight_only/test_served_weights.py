@@ -174,6 +174,7 @@ def test_compiled_passes_give_the_same_ids_over_the_same_panels(
     lm.close()
 
 
+@pytest.mark.slow
 def test_without_a_cache_folder_a_process_compiles_the_kernel_once(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[Path] = []
     real = kernel._load
