@@ -203,6 +203,15 @@ def test_a_taken_port_of_edge_is_told_before_any_model_is_loaded(run: Run) -> No
     assert f"--bind {bind}: Address already in use; give another port" in done.err
 
 
+def test_a_file_without_certificates_is_named_by_edge(run: Run, tmp_path: Path) -> None:
+    empty = tmp_path / "ca.pem"
+    empty.touch()
+    for ca in (empty, tmp_path / "nowhere.pem"):
+        done = run("edge", "--server", "https://c", "--draft-with", "x", "--bind", "127.0.0.1:0", "--ca", ca)
+        assert done.status == 1
+        assert f"ca '{ca}' holds no certificates that can be read" in done.err
+
+
 def test_an_empty_address_is_no_address(run: Run) -> None:
     done = run("generate", "--address", "", "--prompt", "x", "--json")
     assert done.status == 1

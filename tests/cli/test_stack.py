@@ -10,6 +10,7 @@ import pytest
 
 from outrider.cli.failures import CommandFailed
 from outrider.cli.local import stack
+from outrider.cli.local.demo import run_demo
 from outrider.cli.local.stack import MOST_RESTARTS, STEADY_S, Restarts, Stack, check_installed, check_pair
 from outrider.cli.local.up_settings import ServiceOverrides, StackOptions
 from outrider.learning.from_settings import refuse_unused
@@ -215,3 +216,13 @@ def test_a_verifier_that_ends_after_every_restart_is_given_up() -> None:
         restarts.started(now_s := restarts.due_s)
     assert restarts.ended(now_s + STEADY_S - 1) is None
     assert restarts.ended(now_s + STEADY_S) == 0.5, "it ran steadily, and its ends count anew"
+
+
+def test_the_demonstration_names_what_is_not_installed_before_it_reads_anything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("outrider.cli.local.stack.SERVING", ("no_such_library",))
+    with pytest.raises(
+        CommandFailed, match=r"not installed: no_such_library.*pip install 'outrider\[serve\]'"
+    ):
+        run_demo("eager")

@@ -239,7 +239,7 @@ def endpoint(drafter: EdgeDrafter) -> Iterator[EdgeEndpoint]:
 
 def post(endpoint: EdgeEndpoint, path: str, body: dict[str, Any], **headers: str) -> tuple[int, str]:
     host, _, port = endpoint.url.removeprefix("http://").rpartition(":")
-    with closing(http.client.HTTPConnection(host, int(port), timeout=30)) as connection:
+    with closing(http.client.HTTPConnection(host.strip("[]"), int(port), timeout=30)) as connection:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json", **named})
         response = connection.getresponse()
@@ -255,6 +255,13 @@ def test_an_app_that_allows_it_gets_marked_text_while_the_cloud_is_away(endpoint
     answer = json.loads(text)
     assert (status, answer["provenance"], answer["model"]) == (200, "local", "toy")
     assert answer["choices"][0]["text"] == "".join(chr(32 + id_) for id_ in greedy(6))
+
+
+def test_the_endpoint_listens_at_an_ipv6_address_in_brackets(drafter: EdgeDrafter) -> None:
+    with EdgeEndpoint(drafter, Cloud(f"http://{NOWHERE}"), "[::1]") as endpoint:
+        assert endpoint.url.startswith("http://[::1]:")
+        status, text = post(endpoint, "/v1/completions", BODY, Outrider_Unreachable="local")
+    assert (status, json.loads(text)["provenance"]) == (200, "local")
 
 
 def test_each_event_of_such_a_stream_is_marked(endpoint: EdgeEndpoint) -> None:

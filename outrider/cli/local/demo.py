@@ -16,7 +16,7 @@ from rich.table import Table
 
 from outrider.cli.asking.colours import STYLES, print_from, print_legend
 from outrider.cli.failures import CommandFailed
-from outrider.cli.local.stack import Stack
+from outrider.cli.local.stack import Stack, check_installed
 from outrider.cli.local.up import Stopped, stoppable
 from outrider.cli.local.up_settings import EMBEDDED, StackOptions, embedded
 from outrider.client import Chunk, Client, Completion
@@ -69,6 +69,7 @@ def run_demo(passes: str) -> int:
 
     `passes` is `eager` or `compiled`, as in `outrider up --passes`.
     """
+    check_installed(retrieval=True)
     console = Console(highlight=False, width=None if Console().is_terminal else WIDTH)
     prompts = read_prompts(EMBEDDED / "heldout.jsonl")
     table = TokenTable.from_json((embedded("target") / "tokenizer.json").read_text(encoding="utf-8"))

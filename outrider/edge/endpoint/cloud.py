@@ -48,7 +48,7 @@ class Cloud:
         ca: file with the certificates to trust.
 
     Raises:
-        InvalidRequest: `url` is no URL of an HTTP server.
+        InvalidRequest: `url` is no URL of an HTTP server, or `ca` holds no certificates.
     """
 
     def __init__(self, url: str, api_key: str | None = None, ca: str | Path | None = None) -> None:
@@ -59,7 +59,7 @@ class Cloud:
         self._host, self._port, self._base = split.hostname, split.port, split.path.rstrip("/")
         self._context = None
         if split.scheme == "https":
-            self._context = ssl.create_default_context(cafile=None if ca is None else str(ca))
+            self._context = _trusting(ca)
         self._api_key = api_key
         self._facts: dict[str, tuple[float, ModelFacts]] = {}
         self._lock = threading.Lock()
@@ -134,3 +134,11 @@ class Cloud:
         finally:
             connection.close()
         return read if isinstance(read, dict) else None
+
+
+def _trusting(ca: str | Path | None) -> ssl.SSLContext:
+    """A context that trusts the certificates in this file; None: those that the system trusts."""
+    try:
+        return ssl.create_default_context(cafile=None if ca is None else str(ca))
+    except OSError as error:  # ssl's own errors are among them
+        raise InvalidRequest(f"ca {str(ca)!r} holds no certificates that can be read: {error}") from error

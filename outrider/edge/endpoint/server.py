@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import secrets
+import socket
 import threading
 import time
 from dataclasses import asdict
@@ -40,7 +41,7 @@ class EdgeEndpoint:
     Args:
         drafter: sends the requests that the device drafts for.
         cloud: answers all other requests.
-        host, port: address to listen at; port 0 picks a free port.
+        host, port: address to listen at, an IPv6 host in brackets; port 0 picks a free port.
 
     Attributes:
         url: http://HOST:PORT; apps find the API below /v1.
@@ -54,7 +55,7 @@ class EdgeEndpoint:
         self.latest: EdgeStream | None = None
         """The latest request that the device drafted for."""
         try:
-            self._server = _Server((host, port), self)
+            self._server = _Server(host, port, self)
         except OSError as error:
             raise InvalidRequest(f"{host}:{port} cannot be bound: {error.strerror}") from error
         self.hosts = {"localhost", "127.0.0.1", "::1", host.strip("[]")}
@@ -83,9 +84,11 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, address: tuple[str, int], endpoint: EdgeEndpoint) -> None:
+    def __init__(self, host: str, port: int, endpoint: EdgeEndpoint) -> None:
         self.endpoint = endpoint
-        super().__init__(address, _Handler)
+        if host.startswith("["):
+            self.address_family = socket.AF_INET6
+        super().__init__((host.strip("[]"), port), _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         log.exception("an app's connection failed")
