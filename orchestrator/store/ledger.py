@@ -221,6 +221,9 @@ class Ledger:
         batch = self._outbox.take()
         try:
             await self._write(batch)
+        except asyncio.CancelledError:
+            self._outbox.put_back(batch)  # `stop` writes the batch, the parts again that were written
+            raise
         except StoreUnavailable as error:
             log.debug("not written", extra={"fields": {"why": str(error)}})
             self.failures += 1
