@@ -1,17 +1,24 @@
-"""Opens everything that the settings name: the tokenizer, corpora, past outputs, documents."""
+"""Opens everything that the settings name: the tokenizer, corpora, past outputs, documents.
+
+Forgets in what is open, and in what an earlier start left closed.
+"""
 
 import logging
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.compiling.library_builder import LibraryBuilder
 from outrider.tokens import TokenTable, split_revision
+from outrider.wire.codec import MAX_CHOICES, SessionKey
 from retrieval_service.building import remove_left
-from retrieval_service.catalogue import Catalogue, CorpusKey
+from retrieval_service.catalogue import Catalogue, CorpusKey, scope, session_name
 from retrieval_service.corpus.errors import CorpusError
 from retrieval_service.corpus.index import CorpusIndex
+from retrieval_service.dense.manifest import forget_scope
 from retrieval_service.past.compiled_index import find_library
 from retrieval_service.past.outputs import Limits, PastOutputs
 from retrieval_service.settings import RetrievalSettings
@@ -26,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TOKENIZER = "tokenizer.json"
+FORGET_S = 60.0
 NO_EMBEDDINGS = (
     "this service has nothing to find documents with; start it with --embeddings PATH or --embeddings-url URL"
 )
@@ -79,8 +87,7 @@ def load(settings: RetrievalSettings) -> Loaded:
     past = None
     if settings.past:
         try:
-            limits = Limits(tenant_tokens=settings.past_tokens_of_tenant, total_tokens=settings.past_tokens)
-            past = PastOutputs(settings.below("past"), limits)
+            past = PastOutputs(settings.below("past"), _past_limits(settings))
         except OSError as error:
             raise CannotLoad(f"past outputs: {error}") from error
     catalogue = Catalogue(past, None if documents is None else documents.near)
@@ -97,6 +104,60 @@ def load(settings: RetrievalSettings) -> Loaded:
         catalogue.add(key, index)
     builder = None if past is None else _index_builder(past, settings.cache_dir)
     return Loaded(tokens, catalogue, store, past, documents, near.server, near.without, builder)
+
+
+class Forgetting:
+    """Forgets what a tenant or a session brought, in loaded memories and on the disk. For any thread.
+
+    The folder may hold past outputs and documents of an earlier start that this one did not load: it was
+    started without them, or its embeddings server was away. They would come back with the next start.
+
+    Methods raise OSError where a file could not be removed, and OutriderError for files that cannot be read.
+    """
+
+    def __init__(self, settings: RetrievalSettings) -> None:
+        self._settings = settings
+        self._alone = threading.Lock()
+        """Held while files are open that no loaded memory has."""
+
+    def tenant(self, loaded: Loaded, tenant: str) -> None:
+        """Removes all past output and documents of a tenant: the documents even where past output fails."""
+        try:
+            with self._past(loaded) as past:
+                if past is not None:
+                    past.forget_tenant(scope(tenant), timeout=FORGET_S)
+        finally:
+            self._documents(loaded, tenant)
+
+    def session(self, loaded: Loaded, tenant: str, session: str) -> None:
+        """Removes the past output of all choices of a session."""
+        choices = [session_name(SessionKey(tenant, session, choice)) for choice in range(MAX_CHOICES)]
+        with self._past(loaded) as past:
+            if past is not None:
+                past.forget(scope(tenant), *choices, timeout=FORGET_S)
+
+    @contextmanager
+    def _past(self, loaded: Loaded) -> Iterator[PastOutputs | None]:
+        """The past outputs that are loaded, else those of the folder, else None."""
+        folder = self._settings.below("past")
+        if loaded.past is not None or folder is None or not folder.is_dir():
+            yield loaded.past
+            return
+        with self._alone, closing(PastOutputs(folder, _past_limits(self._settings))) as past:
+            yield past
+
+    def _documents(self, loaded: Loaded, tenant: str) -> None:
+        folder = self._settings.below("documents")
+        if loaded.documents is not None:
+            loaded.documents.remove(scope(tenant), ())
+        elif folder is not None:
+            with self._alone:
+                forget_scope(folder, scope(tenant))
+
+
+def _past_limits(settings: RetrievalSettings) -> Limits:
+    """Bounds of past outputs, as the settings give them."""
+    return Limits(tenant_tokens=settings.past_tokens_of_tenant, total_tokens=settings.past_tokens)
 
 
 def _index_builder(past: PastOutputs, cache_dir: Path | None) -> LibraryBuilder:

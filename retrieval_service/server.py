@@ -13,14 +13,14 @@ import grpc.aio
 
 from outrider.tokens import TokenTable
 from outrider.v1 import retrieval_pb2, retrieval_pb2_grpc
-from outrider.wire.codec import MAX_CHOICES, MAX_NAME, SessionKey, checked_session, checked_tenant
+from outrider.wire.codec import MAX_NAME, checked_session, checked_tenant
 from outrider.wire.incoming.shape import Bounds
 from outrider.wire.incoming.unparsed import Unparsed, parsed
 from outrider.wire.status import guarded, guarded_unparsed
 from retrieval_service.building import Builds, NoTokenizer, Spool, document_ids
-from retrieval_service.catalogue import CorpusKey, scope, session_name
+from retrieval_service.catalogue import CorpusKey, scope
 from retrieval_service.corpus.index import CorpusIndex
-from retrieval_service.loading import Loaded, open_corpus
+from retrieval_service.loading import Forgetting, Loaded, open_corpus
 from retrieval_service.settings import RetrievalSettings
 from retrieval_service.worker import RetrievalWorker
 from speculative.errors import InvalidRequest, OutriderError, Overloaded, Unavailable
@@ -36,7 +36,6 @@ DOCUMENT_BOUNDS = Bounds(most_bytes=2**31)
 """Bounds of a document; the process's largest message bounds its bytes."""
 NAMES_BOUNDS = Bounds(most_bytes=2**31, most_fields=2**17)
 """Bounds of a list of documents' names."""
-FORGET_S = 60.0
 DOCUMENT_S = 60.0
 """Seconds in which the next document of a stream has to come."""
 RETRY_AFTER_S = 60.0
@@ -93,6 +92,7 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
         self._settings = settings
         self._ready = ready
         self._builds = Builds(settings.ingest_mb, settings.corpora_mb_of_tenant)
+        self._forgetting = Forgetting(settings)
 
     @guarded
     async def ListCorpora(
@@ -239,7 +239,10 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
         session = checked_session(request.session) if request.session else None
         await _in_worker(worker, lambda: worker.unlearn(tenant, session))
         with explained_disk_errors("forgotten in memory, not yet on the disk"):
-            await asyncio.to_thread(_forget, loaded, tenant, session)
+            if session is None:
+                await asyncio.to_thread(self._forgetting.tenant, loaded, tenant)
+            else:
+                await asyncio.to_thread(self._forgetting.session, loaded, tenant, session)
         return retrieval_pb2.ForgetResponse()
 
     @guarded
@@ -332,14 +335,3 @@ def _named_ids(message: retrieval_pb2.AddDocumentsRequest, loaded: Loaded) -> Se
     if not message.document.text:
         raise InvalidRequest(f"document {message.document.name!r} has no text")
     return _tokens(loaded).encode(message.document.text)
-
-
-def _forget(loaded: Loaded, tenant: str, session: str | None) -> None:
-    if session is None:
-        if loaded.documents is not None:
-            loaded.documents.remove(scope(tenant), ())
-        if loaded.past is not None:
-            loaded.past.forget_tenant(scope(tenant), timeout=FORGET_S)
-    elif loaded.past is not None:
-        choices = [session_name(SessionKey(tenant, session, choice)) for choice in range(MAX_CHOICES)]
-        loaded.past.forget(scope(tenant), *choices, timeout=FORGET_S)

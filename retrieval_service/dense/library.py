@@ -17,17 +17,10 @@ from retrieval_service.corpus.disk import Disk, make_folder
 from retrieval_service.dense.embeddings import Embedder, Vectors
 from retrieval_service.dense.errors import LibraryMismatch
 from retrieval_service.dense.index import Sizes
+from retrieval_service.dense.manifest import Maker, check_maker, read_manifest, write_manifest
 from retrieval_service.dense.matching import Ids
 from retrieval_service.dense.scope_index import Document, FoundDocument, ScopeIndex, Snapshot
-from retrieval_service.dense.storage import (
-    Before,
-    Maker,
-    check_maker,
-    read_manifest,
-    read_scope,
-    write_manifest,
-    write_scope,
-)
+from retrieval_service.dense.storage import Before, read_scope, write_scope
 from speculative.errors import InvalidRequest
 
 PUBLIC = ""

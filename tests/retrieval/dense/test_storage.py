@@ -11,7 +11,8 @@ from retrieval_service.dense.embeddings import TableEmbedder
 from retrieval_service.dense.errors import LibraryDamaged, LibraryMismatch, NoLibrary
 from retrieval_service.dense.index import Sizes
 from retrieval_service.dense.library import PUBLIC, Chunking, DocumentLibrary
-from retrieval_service.dense.storage import MOST_STEMS, read_manifest
+from retrieval_service.dense.manifest import forget_scope, read_manifest
+from retrieval_service.dense.storage import MOST_STEMS
 
 CHUNKING = Chunking(window=8, stride=4)
 SIZES = Sizes(flat=20, hnsw=60)
@@ -130,6 +131,22 @@ def test_what_is_forgotten_is_gone_from_the_disk(library: DocumentLibrary, tmp_p
     for path in tmp_path.iterdir():
         assert text.tobytes() not in path.read_bytes()
         assert b"secret name" not in path.read_bytes()
+
+
+def test_a_scope_is_forgotten_where_nobody_has_the_library_open(
+    library: DocumentLibrary, embedder: TableEmbedder, tmp_path: Path
+) -> None:
+    forget_scope(tmp_path, "a")
+    text = np.arange(100, 120, dtype=np.int32)
+    library.add("a", [("secret name", text)])
+    library.save(tmp_path)
+    forget_scope(tmp_path, "a")
+    forget_scope(tmp_path, "nobody")
+    for path in tmp_path.iterdir():
+        assert text.tobytes() not in path.read_bytes()
+        assert b"secret name" not in path.read_bytes()
+    loaded = load(tmp_path, embedder)
+    assert contents(loaded) == {tenant: kept for tenant, kept in contents(library).items() if tenant != "a"}
 
 
 def test_an_empty_library_is_saved_and_loaded(embedder: TableEmbedder, tmp_path: Path) -> None:

@@ -7,16 +7,20 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from live_retrieval import LINE, Code, apart, refused, serving
+from live_retrieval import LINE, Code, Live, apart, refused, serving
 
 from outrider.v1 import retrieval_pb2
 from retrieval_service.building import INCOMING, remove_left
 from retrieval_service.corpus.layout import HEADER
+from retrieval_service.dense.manifest import read_manifest
 from retrieval_service.loading import load
+from retrieval_service.past.outputs import PastOutputs
 from retrieval_service.server import explained_disk_errors
 from retrieval_service.settings import RetrievalSettings
 from speculative.errors import OutriderError, Overloaded
@@ -148,6 +152,63 @@ async def test_a_full_disk_is_no_bug_and_leaves_no_dead_shards(tiny_llama: Path,
         assert not list((tmp_path / "corpora").glob(f"{INCOMING}*"))
         assert (await live.retrieval.AddDocuments(iter(large), timeout=100)).documents == 9
         assert (await live.build("lines", LINE, LINE)).documents == 2
+
+
+OUTPUT = [40, 41, 42, 43, 44, 45]
+
+
+def is_written(folder: Path) -> bool:
+    pattern = np.array(OUTPUT, "<u4").tobytes()
+    return any(pattern in path.read_bytes() for path in folder.rglob("*.*"))
+
+
+async def add_line(live: Live, tenant: str) -> None:
+    document = retrieval_pb2.Document(name="one", text=LINE)
+    message = retrieval_pb2.AddDocumentsRequest(tenant=tenant, document=document)
+    await live.retrieval.AddDocuments(iter([message]), timeout=100)
+
+
+async def test_a_full_disk_keeps_nothing_of_a_tenant_that_is_forgotten(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    flags = ("--folder", str(tmp_path), "--embeddings", str(tiny_llama))
+    forget = retrieval_pb2.ForgetRequest(tenant="a")
+    async with apart(tiny_llama, *flags) as live, live.attached() as attached:
+        await attached.follow([7, 8, 9], tenant="a")
+        await attached.commit(*OUTPUT, end=True)
+        await add_line(live, "a")
+        await until(lambda: is_written(tmp_path / "past"))
+        limit_files(live.pid, 200)
+        error = await refused(live.retrieval.Forget(forget, timeout=100))
+        assert (error.code(), "in memory, not yet on the disk" in (error.details() or "")) == (
+            Code.RESOURCE_EXHAUSTED,
+            True,
+        )
+        held = await live.stats()
+        assert (held.past_tokens, held.documents) == (0, 0)
+        assert not is_written(tmp_path / "past"), "it needs no room to go"
+        limit_files(live.pid, resource.RLIM_INFINITY)
+        await live.retrieval.Forget(forget, timeout=100)
+    assert not list((tmp_path / "documents").glob("*.ids"))
+
+
+async def test_what_an_earlier_start_kept_is_forgotten_by_one_that_does_not_read_it(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    flags = ("--folder", str(tmp_path), "--embeddings", str(tiny_llama))
+    async with apart(tiny_llama, *flags) as live, live.attached() as attached:
+        for alias, tenant in ((1, "a"), (2, "b"), (3, "b")):
+            await attached.follow([7, 8, 9], alias=alias, tenant=tenant)
+            await attached.commit(*OUTPUT, alias=alias, end=True)
+        for tenant in "ab":
+            await add_line(live, tenant)
+    async with serving(tiny_llama, tmp_path, past=False) as live:
+        await live.retrieval.Forget(retrieval_pb2.ForgetRequest(tenant="a"), timeout=100)
+        await live.retrieval.Forget(retrieval_pb2.ForgetRequest(tenant="b", session="s2"), timeout=100)
+    with closing(PastOutputs(tmp_path / "past")) as past:
+        assert past.outputs("tenant a") == []
+        assert [session for session, _ in past.outputs("tenant b")] == ["s3#0"]
+    assert [kept.tenant for kept in read_manifest(tmp_path / "documents")[2]] == ["tenant b"]
 
 
 def limit_files(pid: int, size: int) -> None:
