@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
@@ -276,6 +277,7 @@ def run(role: str, build: Build[Settings], settings: Settings, listen: Listen[Se
     """
     if settings.parent_pid is not None:
         die_with_parent(settings.parent_pid)
+    _allow_open_files()
     announce = _claim_stdout()
     configure(role, settings.log_level, settings.log_format)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
@@ -283,6 +285,15 @@ def run(role: str, build: Build[Settings], settings: Settings, listen: Listen[Se
         logging.shutdown()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _allow_open_files() -> None:
+    """Lets this process open as many files as the system grants: connections and mappings take one each.
+
+    Most processes start with a limit of 1,024, above which only `select` fails, which no service uses.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _claim_stdout() -> Announce:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from retrieval_service.corpus.disk import Disk
 from retrieval_service.dense.errors import LibraryDamaged
@@ -89,7 +90,10 @@ def _write_entries(
 
 
 def read_scope(folder: Path, scope_index: StoredScope, maker: Maker) -> Snapshot:
-    """Maps a scope's files. Raises LibraryDamaged, which names the file."""
+    """Maps the files of a scope, or reads those of several stems. Raises LibraryDamaged with a file's name.
+
+    A mapping keeps its file open. So a scope keeps two files open at most, however often it was added to.
+    """
     for name, (size, checksum) in scope_index.files.items():
         path = folder / name
         found = path.stat().st_size if path.exists() else None
@@ -102,9 +106,10 @@ def read_scope(folder: Path, scope_index: StoredScope, maker: Maker) -> Snapshot
             )
     entries: list[IndexedDocument] = []
     vectors: list[Any] = []
+    array_of = _mapped if len(scope_index.stems) == 1 else _read
     for stem in scope_index.stems:
-        ids = _mapped(folder / f"{stem}.ids", np.dtype("<i4"), 1)
-        own = _mapped(folder / f"{stem}.vectors", np.dtype("<f2"), maker.dimensions)
+        ids = array_of(folder / f"{stem}.ids", np.dtype("<i4"))
+        own = array_of(folder / f"{stem}.vectors", np.dtype("<f2")).reshape(-1, maker.dimensions)
         names = json.loads((folder / f"{stem}.names").read_bytes())
         entries += _entries(names, ids, own, first=sum(map(len, vectors)))
         vectors.append(own)
@@ -126,11 +131,14 @@ def _entries(
         at, row = at + length, row + chunks
 
 
-def _mapped(path: Path, dtype: np.dtype[Any], width: int) -> Any:
-    """The file as an array [rows] or [rows, width]; an empty file cannot be mapped."""
-    size = path.stat().st_size
-    flat = np.memmap(path, dtype=dtype, mode="r") if size else np.zeros(0, dtype=dtype)
-    return flat if width == 1 else flat.reshape(-1, width)
+def _mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """The file as an array [values]; an empty file cannot be mapped."""
+    return np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype=dtype)
+
+
+def _read(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """A copy of the file in memory as an array [values], which nobody can write to."""
+    return np.frombuffer(path.read_bytes(), dtype=dtype)
 
 
 def _kind(text: str) -> Any:

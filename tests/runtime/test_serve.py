@@ -2,6 +2,7 @@
 
 import os
 import random
+import resource
 import signal
 import socket
 import time
@@ -65,6 +66,16 @@ def test_what_libraries_print_does_not_reach_standard_output(start_toy: StartToy
     toy.terminate()
     assert toy._process.stdout is not None
     assert toy._process.stdout.read() == b""
+
+
+def test_a_service_may_open_as_many_files_as_the_system_grants(start_toy: StartToy) -> None:
+    few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(few, 1024), most))
+    try:
+        toy = start_toy()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))
+    assert resource.prlimit(toy.pid, resource.RLIMIT_NOFILE) == (most, most)
 
 
 @pytest.mark.parametrize("name", ["", "readiness", "outrider.v1.Generation"])

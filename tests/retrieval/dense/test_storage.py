@@ -1,5 +1,6 @@
 """What is saved comes back whole, or is refused with the name of the file."""
 
+import os
 from pathlib import Path
 from typing import BinaryIO
 
@@ -110,6 +111,19 @@ def test_what_was_added_is_written_alone_and_now_and_then_all_of_it(
         (document,) = [one for one in again.documents("a") if one.name == name]
         found = again.search("a", embedder.embed([document.ids])[0], 1)[0].document
         assert found.ids.tolist() == document.ids.tolist()
+
+
+def test_a_scope_that_was_added_to_often_keeps_few_files_open(
+    embedder: TableEmbedder, tmp_path: Path
+) -> None:
+    library = DocumentLibrary(embedder, "tokens", chunking=CHUNKING)
+    for number in range(MOST_STEMS - 1):
+        library.add("a", [(f"{number}", [number, 2, 3])])
+        library.save(tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    loaded = DocumentLibrary.load(tmp_path, embedder, "tokens", chunking=CHUNKING)
+    assert len(os.listdir("/proc/self/fd")) - before <= 2
+    assert contents(loaded) == contents(library)
 
 
 def test_a_scope_made_anew_is_not_taken_for_the_old_one(embedder: TableEmbedder, tmp_path: Path) -> None:
