@@ -4,6 +4,7 @@ A document belongs to a tenant or is public. A search sees the index of its own 
 there is no index in which two tenants' documents stand together. Safe from several threads.
 """
 
+import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,13 +16,15 @@ from numpy.typing import NDArray
 
 from retrieval_service.corpus.disk import Disk, make_folder
 from retrieval_service.dense.embeddings import Embedder, Vectors
-from retrieval_service.dense.errors import LibraryMismatch
+from retrieval_service.dense.errors import LibraryDamaged, LibraryMismatch
 from retrieval_service.dense.index import Sizes
-from retrieval_service.dense.manifest import Maker, check_maker, read_manifest, write_manifest
+from retrieval_service.dense.manifest import Maker, StoredScope, check_maker, read_manifest, write_manifest
 from retrieval_service.dense.matching import Ids
 from retrieval_service.dense.scope_index import Document, FoundDocument, ScopeIndex, Snapshot
 from retrieval_service.dense.storage import Before, read_scope, write_scope
 from speculative.errors import InvalidRequest
+
+log = logging.getLogger(__name__)
 
 PUBLIC = ""
 """The scope that everybody sees; no tenant is called so."""
@@ -51,6 +54,14 @@ class _Saved:
     before: Before
 
 
+@dataclass(frozen=True, slots=True)
+class _LeftOut:
+    """A scope with a damaged file, and what is wrong with that file."""
+
+    stored: StoredScope
+    why: str
+
+
 class DocumentLibrary:
     """The embedded documents of all tenants."""
 
@@ -75,6 +86,7 @@ class DocumentLibrary:
         self._sizes = sizes
         self._lock = threading.Lock()
         self._scope_indexes: dict[str, ScopeIndex] = {}
+        self._left_out: dict[str, _LeftOut] = {}
         self._saving = threading.Lock()
         self._saved: dict[str, _Saved] = {}
         self._saved_at: Path | None = None
@@ -90,12 +102,20 @@ class DocumentLibrary:
         chunking: Chunking = CHUNKING,
         sizes: Sizes = SIZES,
     ) -> "DocumentLibrary":
-        """The library in a folder of `save`. Raises NoLibrary, LibraryDamaged or LibraryMismatch."""
+        """The library in a folder of `save`. Raises NoLibrary, LibraryDamaged or LibraryMismatch.
+
+        A scope with a damaged file is left out and logged. Its files stay until the scope is forgotten.
+        """
         library = cls(embedder, tokenizer_digest, chunking=chunking, sizes=sizes)
         saved, library._generation, scope_indexes = read_manifest(folder)
         check_maker(folder, saved, library.maker)
         for stored in scope_indexes:
-            snapshot = read_scope(folder, stored, saved)
+            try:
+                snapshot = read_scope(folder, stored, saved)
+            except LibraryDamaged as error:
+                log.error("the documents of %r are left out: %s", stored.tenant, error)
+                library._left_out[stored.tenant] = _LeftOut(stored, str(error))
+                continue
             if not library._scope_indexes:
                 library._check_embedder(folder, snapshot)
             scope_index = ScopeIndex.restored(snapshot, chunking.stride, sizes)
@@ -109,7 +129,8 @@ class DocumentLibrary:
         """Adds documents, a name and ids each, to a tenant's scope or to PUBLIC; returns how many.
 
         A known name is replaced. Empty ones are left out. Raises EmbeddingsFailed or EmbeddingsUnfit,
-        or InvalidRequest for a negative id; those before it are added.
+        or InvalidRequest for a negative id; those before it are added. Raises LibraryDamaged for a scope that
+        is left out.
         """
         scope_index = self._scope_index(tenant)
         count = 0
@@ -121,13 +142,18 @@ class DocumentLibrary:
         return count
 
     def remove(self, tenant: str, name: str) -> bool:
-        """Deletes a document; False if there is none. On disk it goes with the next `save`."""
+        """Deletes a document; False if there is none. On disk it goes with the next `save`.
+
+        Raises LibraryDamaged for a scope that is left out.
+        """
+        self._check_left_out(tenant)
         scope_index = self._scope_indexes.get(tenant)
         return scope_index is not None and scope_index.remove(name)
 
     def forget(self, tenant: str) -> int:
         """Deletes all of a tenant's documents; returns how many. On disk they go with the next `save`."""
         with self._lock:
+            self._left_out.pop(tenant, None)
             scope_index = self._scope_indexes.pop(tenant, None)
         if scope_index is None:
             return 0
@@ -177,6 +203,7 @@ class DocumentLibrary:
             make_folder(folder)
             with self._lock:
                 scope_indexes = dict(self._scope_indexes)
+                left_out = [one.stored for one in self._left_out.values() if self._saved_at == folder]
             if self._saved_at != folder:
                 self._saved = {}
                 self._generation = max(self._generation, _generation_in(folder))
@@ -193,7 +220,7 @@ class DocumentLibrary:
                     saved[tenant] = _save_scope(
                         disk, folder, f"{generation}-{number}", tenant, scope_index, before
                     )
-            stored = [one.before.stored for one in saved.values()]
+            stored = [*left_out, *(one.before.stored for one in saved.values())]
             write_manifest(disk, folder, self.maker, generation, stored)
             self._saved, self._saved_at, self._generation = saved, folder, generation
 
@@ -213,8 +240,14 @@ class DocumentLibrary:
                 " made them, or remove the folder and add the documents again"
             )
 
+    def _check_left_out(self, tenant: str) -> None:
+        left_out = self._left_out.get(tenant)
+        if left_out is not None:
+            raise LibraryDamaged(left_out.why)
+
     def _scope_index(self, tenant: str) -> ScopeIndex:
         with self._lock:
+            self._check_left_out(tenant)
             scope_index = self._scope_indexes.get(tenant)
             if scope_index is None:
                 made = ScopeIndex(self.embedder.dimensions, self.chunking.stride, self._sizes)

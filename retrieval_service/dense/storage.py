@@ -95,14 +95,9 @@ def read_scope(folder: Path, scope_index: StoredScope, maker: Maker) -> Snapshot
     A mapping keeps its file open. So a scope keeps two files open at most, however often it was added to.
     """
     for name, (size, checksum) in scope_index.files.items():
-        path = folder / name
-        found = path.stat().st_size if path.exists() else None
-        if found != size:
-            state = "is missing" if found is None else f"has {found} bytes of {size}"
-            raise LibraryDamaged(f"{path}: {state}; restore it or add the documents again")
-        if _sha256(path) != checksum:
+        if state := _damage(folder / name, size, checksum):
             raise LibraryDamaged(
-                f"{path}: does not match its checksum; restore it or add the documents again"
+                f"{folder / name}: {state}; restore it and start again, or remove all documents of its owner"
             )
     entries: list[IndexedDocument] = []
     vectors: list[Any] = []
@@ -143,6 +138,19 @@ def _read(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 def _kind(text: str) -> Any:
     return text
+
+
+def _damage(path: Path, size: int, checksum: str) -> str:
+    """How a file differs from what was written; empty for the same bytes."""
+    try:
+        found = path.stat().st_size
+        if found != size:
+            return f"has {found} bytes of {size}"
+        return "" if _sha256(path) == checksum else "does not match its checksum"
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
 
 
 def _sha256(path: Path) -> str:

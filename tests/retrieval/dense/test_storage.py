@@ -12,7 +12,7 @@ from retrieval_service.dense.embeddings import TableEmbedder
 from retrieval_service.dense.errors import LibraryDamaged, LibraryMismatch, NoLibrary
 from retrieval_service.dense.index import Sizes
 from retrieval_service.dense.library import PUBLIC, Chunking, DocumentLibrary
-from retrieval_service.dense.manifest import forget_scope, read_manifest
+from retrieval_service.dense.manifest import MANIFEST, forget_scope, read_manifest
 from retrieval_service.dense.storage import MOST_STEMS
 
 CHUNKING = Chunking(window=8, stride=4)
@@ -176,25 +176,37 @@ def test_nothing_there_is_said(embedder: TableEmbedder, tmp_path: Path) -> None:
         load(tmp_path, embedder)
 
 
-def test_a_file_cut_short_is_refused_by_name(
-    library: DocumentLibrary, embedder: TableEmbedder, tmp_path: Path
+def check_damage(path: Path, library: DocumentLibrary, caplog: pytest.LogCaptureFixture) -> None:
+    """Checks that a damaged manifest is refused, and that any other damaged file costs one scope, by name."""
+    if path.name == MANIFEST:
+        with pytest.raises((LibraryDamaged, LibraryMismatch, NoLibrary)) as refused:
+            load(path.parent, library.embedder)
+        assert str(path.parent) in str(refused.value)
+        return
+    caplog.clear()
+    kept, whole = contents(load(path.parent, library.embedder)), contents(library)
+    assert len(kept) == len(whole) - 1
+    assert kept == {tenant: whole[tenant] for tenant in kept}
+    assert path.name in caplog.text
+
+
+def test_a_file_that_is_cut_short_or_missing_costs_its_scope_alone(
+    library: DocumentLibrary, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     library.save(tmp_path)
     for path in sorted(tmp_path.iterdir()):
         whole = path.read_bytes()
         for size in (0, 1, len(whole) // 2, len(whole) - 1):
             path.write_bytes(whole[:size])
-            with pytest.raises(LibraryDamaged, match=path.name):
-                load(tmp_path, embedder)
+            check_damage(path, library, caplog)
         path.unlink()
-        with pytest.raises((LibraryDamaged, NoLibrary)):
-            load(tmp_path, embedder)
+        check_damage(path, library, caplog)
         path.write_bytes(whole)
-    load(tmp_path, embedder)
+    assert contents(load(tmp_path, library.embedder)) == contents(library)
 
 
-def test_a_flipped_bit_anywhere_is_refused_by_name(
-    library: DocumentLibrary, embedder: TableEmbedder, tmp_path: Path
+def test_a_flipped_bit_anywhere_costs_its_scope_alone(
+    library: DocumentLibrary, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     library.save(tmp_path)
     drawn = np.random.default_rng(9)
@@ -204,9 +216,33 @@ def test_a_flipped_bit_anywhere_is_refused_by_name(
             flipped = bytearray(whole)
             flipped[drawn.integers(len(whole))] ^= 1 << int(drawn.integers(8))
             path.write_bytes(flipped)
-            with pytest.raises((LibraryDamaged, LibraryMismatch), match=path.name):
-                load(tmp_path, embedder)
+            check_damage(path, library, caplog)
         path.write_bytes(whole)
+
+
+def test_a_scope_that_is_left_out_stays_on_the_disk_until_it_is_forgotten(
+    library: DocumentLibrary, embedder: TableEmbedder, tmp_path: Path
+) -> None:
+    library.save(tmp_path)
+    path = tmp_path / "1-1.ids"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    loaded = load(tmp_path, embedder)
+    for change in (lambda: loaded.add("a", [("new", [1])]), lambda: loaded.remove("a", "4")):
+        with pytest.raises(LibraryDamaged, match=r"1-1\.ids: has \d+ bytes of \d+; restore it"):
+            change()
+    loaded.add("b", [("new", [1, 2, 3])])
+    loaded.save(tmp_path)
+    path.write_bytes(whole)
+    restored = load(tmp_path, embedder)
+    assert contents(restored) == contents(library) | contents(loaded)
+    path.write_bytes(whole[:-1])
+    loaded = load(tmp_path, embedder)
+    assert loaded.forget("a") == 0
+    loaded.save(tmp_path)
+    assert not path.exists()
+    loaded.add("a", [("new", [1])])
+    assert contents(loaded)["a"] == {"new": [1]}
 
 
 class Stopping(Disk):
