@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.compiling.library_builder import LibraryBuilder
+from outrider.folder_lock import FolderLock
 from outrider.tokens import TokenTable, split_revision
 from outrider.wire.codec import MAX_CHOICES, SessionKey
 from retrieval_service.building import remove_left
@@ -68,7 +69,7 @@ class Loaded:
         if self.embeddings is not None:
             self.embeddings.close()
         if self.documents is not None:
-            self.documents.near.close()
+            self.documents.close()
         if self.past is not None:
             self.past.close()
 
@@ -150,8 +151,8 @@ class Forgetting:
         folder = self._settings.below("documents")
         if loaded.documents is not None:
             loaded.documents.remove(scope(tenant), ())
-        elif folder is not None:
-            with self._alone:
+        elif folder is not None and folder.is_dir():
+            with self._alone, closing(FolderLock(folder)):
                 forget_scope(folder, scope(tenant))
 
 
@@ -209,6 +210,8 @@ def _near_documents(settings: RetrievalSettings, tokens: TokenTable | None) -> _
     except (NoEmbeddingTable, EmbeddingsFailed) as error:
         log.warning("the worker has no documents: %s", error)
         return _NearDocuments(without=f"this service started without documents: {error}")
+    except OSError as error:
+        raise CannotLoad(f"documents: {error}") from error
 
 
 def _embedder(settings: RetrievalSettings, tokens: TokenTable | None) -> "Embedder":

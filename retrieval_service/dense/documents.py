@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 
+from outrider.folder_lock import FolderLock
 from retrieval_service.dense.embeddings import Embedder
 from retrieval_service.dense.errors import NoLibrary
 from retrieval_service.dense.library import DocumentLibrary
@@ -38,6 +39,8 @@ class Documents:
 
     Raises:
         DenseError: what the folder holds cannot be used.
+        FolderInUse: another process has the folder: it would remove what this one saves.
+        OSError: the folder cannot be read or written.
     """
 
     def __init__(
@@ -46,11 +49,14 @@ class Documents:
         self._folder = folder
         self._limits = limits
         self._library = DocumentLibrary(embedder, tokenizer_digest)
+        self._lock: FolderLock | None = None
         if folder is not None:
+            self._lock = FolderLock(folder)
             try:
-                self._library = DocumentLibrary.load(folder, embedder, tokenizer_digest)
-            except NoLibrary:
-                self._library.save(folder)
+                self._open(folder, embedder, tokenizer_digest)
+            except BaseException:
+                self._lock.close()
+                raise
         self.near = NearDocuments(self._library)
         self._changing = threading.Lock()
         self._held = {name: self._count(name) for name in self._library.kinds()}
@@ -105,6 +111,18 @@ class Documents:
             self._counted(owner)
         self.save()
         return removed
+
+    def close(self) -> None:
+        """Ends the search, and releases the folder. `save` before."""
+        self.near.close()
+        if self._lock is not None:
+            self._lock.close()
+
+    def _open(self, folder: Path, embedder: Embedder, tokenizer_digest: str) -> None:
+        try:
+            self._library = DocumentLibrary.load(folder, embedder, tokenizer_digest)
+        except NoLibrary:
+            self._library.save(folder)
 
     def _check_room(self, owner: str, coming: Mapping[str, int]) -> None:
         expected = {one.name: self.charged(one.ids) for one in self._library.documents(owner)}

@@ -1,15 +1,13 @@
 """Past outputs of all tenants: fed as ids are committed, looked up meanwhile, kept across restarts."""
 
-import fcntl
 import logging
-import os
 import threading
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
+from outrider.folder_lock import FolderLock
 from retrieval_service.past.compiled_index import IndexLibrary
 from retrieval_service.past.records import PastError
 from retrieval_service.past.tenant import STEP, Tenant
@@ -82,7 +80,7 @@ class PastOutputs:
         policy: DiskPolicy | None = None,
         say: Callable[[str], None] = _log.warning,
     ) -> None:
-        """Read the folder. Raises PastError where it cannot be used, OSError where it cannot be read."""
+        """Read the folder. Raises PastError, or FolderInUse, where it cannot be used; OSError otherwise."""
         self._limits = limits or Limits()
         self._folder = folder
         self._say = say
@@ -92,10 +90,9 @@ class PastOutputs:
         self._refused = 0
         self._library: IndexLibrary | None = None
         self._writer: Writer | None = None
-        self._held: IO[str] | None = None
+        self._held: FolderLock | None = None
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._held = _hold(folder)
+            self._held = FolderLock(folder)
             try:
                 self._open(folder)
             except BaseException:
@@ -274,21 +271,3 @@ class _View:
 def _check_name(what: str, name: str) -> None:
     if not 0 < len(name.encode()) <= NAME_BYTES:
         raise ValueError(f"a {what}'s name has 1 to {NAME_BYTES} bytes, not {len(name.encode())}")
-
-
-def _hold(folder: Path) -> IO[str]:
-    """Lock the folder for this process. Raises PastError where another process has it."""
-    held = (folder / "lock").open("a+")
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        held.seek(0)
-        other = held.read().strip()
-        held.close()
-        raise PastError(
-            f"{folder} is in use by another process ({other}): give each retrieval worker a folder of its own"
-        ) from error
-    held.truncate(0)
-    held.write(f"pid {os.getpid()}\n")
-    held.flush()
-    return held

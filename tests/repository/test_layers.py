@@ -28,6 +28,7 @@ LAYERS = {
     "outrider.tokens": Layer((), ("tokenizers",)),
     "outrider.near_copies": Layer((), ("numpy",)),
     "outrider.skip_set": Layer(("speculative",), ()),
+    "outrider.folder_lock": Layer(("speculative",), ()),
     "outrider.compiling": Layer((), ()),
     "outrider.wire": Layer(("speculative", "outrider.v1"), RPC),
     "outrider.runtime": Layer(
@@ -165,6 +166,7 @@ LAYERS = {
             *SHARED,
             "outrider.announcing",
             "outrider.compiling",
+            "outrider.folder_lock",
             "outrider.source",
             "retrieval_service.corpus",
             "retrieval_service.past",
@@ -175,9 +177,9 @@ LAYERS = {
     "retrieval_service.corpus": Layer(
         (*MEMORY, "outrider.tokens", "outrider.near_copies"), ("numpy", "tokenizers", "pydivsufsort")
     ),
-    "retrieval_service.past": Layer((*MEMORY, "outrider.compiling"), ("numpy",)),
+    "retrieval_service.past": Layer((*MEMORY, "outrider.compiling", "outrider.folder_lock"), ("numpy",)),
     "retrieval_service.dense": Layer(
-        (*MEMORY, "outrider.tokens", "retrieval_service.corpus.disk"),
+        (*MEMORY, "outrider.folder_lock", "outrider.tokens", "retrieval_service.corpus.disk"),
         ("numpy", "faiss", "safetensors"),
     ),
     "orchestrator": Layer(

@@ -1,16 +1,19 @@
 """Documents within their limits, while others are added, removed, and refused by the embeddings server."""
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from outrider.folder_lock import FolderInUse
 from retrieval_service.dense.documents import DocumentLimits, Documents
 from retrieval_service.dense.embeddings import TableEmbedder, Vectors
-from retrieval_service.dense.errors import EmbeddingsFailed
+from retrieval_service.dense.errors import EmbeddingsFailed, LibraryMismatch
 from speculative.errors import Overloaded
 
 WAIT_S = 20.0
@@ -111,3 +114,17 @@ def test_what_was_added_before_the_server_failed_counts(server: Server) -> None:
     with pytest.raises(Overloaded, match="of all tenants would have 40001 tokens"):
         documents.add("b", [("more", [1] * 20_001)])
     documents.near.close()
+
+
+def test_a_folder_belongs_to_one_worker_until_it_ends(server: Server, tmp_path: Path) -> None:
+    first = Documents(server, "digest", tmp_path, LIMITS)
+    first.add("a", [("one", [1, 2, 3])])
+    first.save()
+    with pytest.raises(FolderInUse, match=rf"in use by another process \(pid {os.getpid()}\)"):
+        Documents(server, "digest", tmp_path, LIMITS)
+    first.close()
+    with pytest.raises(LibraryMismatch):
+        Documents(server, "another", tmp_path, LIMITS)
+    second = Documents(server, "digest", tmp_path, LIMITS)
+    assert second.near.count == 1, "one that could not read the folder has left it"
+    second.close()

@@ -275,8 +275,8 @@ def test_saved_documents_are_refused_by_another_model_of_the_same_name(
     documents = Documents(EmbeddingsServer(server.url, tokens), "digest", tmp_path, LIMITS)
     documents.add("acme", [("one", [0, 1, 2])])
     documents.save()
-    documents.near.close()
-    Documents(EmbeddingsServer(server.url, tokens), "digest", tmp_path, LIMITS).near.close()
+    documents.close()
+    Documents(EmbeddingsServer(server.url, tokens), "digest", tmp_path, LIMITS).close()
     server.answer = says(lambda whole: [one["embedding"].reverse() for one in whole["data"]])
     with pytest.raises(LibraryMismatch, match="gives other vectors than those saved"):
         Documents(EmbeddingsServer(server.url, tokens), "digest", tmp_path, LIMITS)

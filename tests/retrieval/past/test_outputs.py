@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from outrider.folder_lock import FolderInUse
 from retrieval_service.past.outputs import Limits, PastOutputs
 from retrieval_service.past.records import PastError
 from retrieval_service.past.tenant_files import TenantFiles, folder_name
@@ -109,7 +110,7 @@ def test_a_second_process_on_one_folder_is_refused_and_told_who_has_it(tmp_path:
     command = [sys.executable, "-c", OPENS, str(tmp_path)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert ended.returncode != 0
-    assert "PastError" in ended.stderr
+    assert "FolderInUse" in ended.stderr
     assert "in use by another process (pid " in ended.stderr
     outputs.extend("one", "s", [1, 2])
     assert outputs.flush()
@@ -329,6 +330,29 @@ def test_a_full_disk_costs_nothing_but_what_a_restart_meanwhile_would_lose(tmp_p
     outputs.close()
 
 
+STARTS_ON_A_FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from retrieval_service.past.outputs import PastOutputs
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+outputs = PastOutputs(Path(sys.argv[1]))
+assert outputs.memory("one").lookup([1], node_limit=1, depth=1).tokens == (2,)
+assert outputs.forget_tenant("one") == 2
+outputs.close()
+"""
+
+
+def test_a_full_disk_is_no_reason_not_to_start(tmp_path: Path) -> None:
+    outputs = PastOutputs(tmp_path, policy=SOON)
+    outputs.extend("one", "s", [1, 2])
+    outputs.close()
+    command = [sys.executable, "-c", STARTS_ON_A_FULL_DISK, str(tmp_path)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert ended.returncode == 0, ended.stderr
+    assert not (tmp_path / folder_name("one")).exists()
+
+
 def test_thousands_of_records_that_wait_at_once_are_all_written_in_order(tmp_path: Path) -> None:
     outputs = PastOutputs(tmp_path, policy=DiskPolicy(sync_s=0.02))
     outputs.extend("one", "s", [0])
@@ -409,7 +433,7 @@ def test_a_disk_that_hangs_holds_up_the_end_no_longer_than_its_time(
     assert outputs.stats().waiting_records == 1, "as many as may wait"
     outputs.close(timeout=0.1)
     assert said == ["past outputs were not all written within 0.1 s"]
-    with pytest.raises(PastError):
+    with pytest.raises(FolderInUse):
         PastOutputs(tmp_path)  # which would write beside the thread
     hangs.set()
     outputs.close()
