@@ -103,11 +103,9 @@ class Documents:
         Returns:
             The number of documents removed.
         """
+        # Outside the lock: a large index that is built anew takes minutes.
+        removed = self._library.remove(owner, *names) if names else self._library.forget(owner)
         with self._changing:
-            if names:
-                removed = sum(self._library.remove(owner, name) for name in names)
-            else:
-                removed = self._library.forget(owner)
             self._counted(owner)
         self.save()
         return removed

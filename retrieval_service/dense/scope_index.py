@@ -120,10 +120,13 @@ class ScopeIndex:
             if self._is_cluttered():
                 self._rebuild()
 
-    def remove(self, name: str) -> bool:
-        """Removes a document from every later search; False if there is none. Waits for no rebuild."""
+    def remove(self, *names: str) -> int:
+        """Removes documents from every later search; returns how many there were. Waits for no other rebuild.
+
+        Builds the index anew at most once.
+        """
         with self._lock:
-            removed = self._drop(name)
+            removed = sum(map(self._drop, names))
         if removed and self._is_cluttered() and self._writing.acquire(blocking=False):
             try:
                 self._rebuild()

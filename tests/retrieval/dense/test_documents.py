@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from outrider.folder_lock import FolderInUse
 from retrieval_service.dense.documents import DocumentLimits, Documents
 from retrieval_service.dense.embeddings import TableEmbedder, Vectors
 from retrieval_service.dense.errors import EmbeddingsFailed, LibraryMismatch
+from retrieval_service.dense.index import Kind, VectorIndex
 from speculative.errors import Overloaded
 
 WAIT_S = 20.0
@@ -82,6 +84,32 @@ def test_nobody_waits_for_documents_that_are_being_embedded(
     assert not adding.done()
     server.go_on.set()
     assert adding.result(WAIT_S) == 0, "what was removed meanwhile does not come back"
+
+
+def test_nobody_waits_for_an_index_that_is_built_anew_without_what_was_removed(
+    documents: Documents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    building, go_on = threading.Event(), threading.Event()
+    build = VectorIndex.build
+
+    def slow(vectors: NDArray[np.floating[Any]], kind: Kind) -> VectorIndex:
+        building.set()
+        assert go_on.wait(WAIT_S)
+        return build(vectors, kind)
+
+    documents.add("a", [("one", [1] * 16), ("two", [2] * 16)])
+    documents.add("b", [("one", [1] * 16)])
+    monkeypatch.setattr(VectorIndex, "build", slow)
+    with ThreadPoolExecutor() as pool:
+        try:
+            removing = pool.submit(documents.remove, "a", ["one"])
+            assert building.wait(WAIT_S)
+            assert pool.submit(documents.add, "b", [("two", [2] * 16)]).result(WAIT_S / 4) == 2
+            assert pool.submit(documents.remove, "c", []).result(WAIT_S / 4) == 0
+            assert not removing.done()
+        finally:
+            go_on.set()
+        assert removing.result(WAIT_S) == 1
 
 
 def test_documents_that_are_being_embedded_take_their_room(

@@ -1,12 +1,14 @@
 """Documents: found by what they are about, by those who may see them, and by nobody once deleted."""
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from retrieval_service.dense.embeddings import TableEmbedder
-from retrieval_service.dense.index import Sizes
+from retrieval_service.dense.index import Kind, Sizes, VectorIndex
 from retrieval_service.dense.library import PUBLIC, Chunking, DocumentLibrary
 from speculative.errors import InvalidRequest
 
@@ -76,6 +78,24 @@ def test_forgetting_a_tenant_leaves_the_others(library: DocumentLibrary) -> None
     assert names(library, "a", topic(1)) == []
     assert not library.holds("a", held)
     assert names(library, "b", topic(3)) == ["three"]
+
+
+def test_removing_builds_an_index_once_and_forgetting_builds_none(
+    library: DocumentLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library.add("a", [(f"{number}", topic(number)) for number in range(20)])
+    built: list[int] = []
+    build = VectorIndex.build
+
+    def counted(vectors: NDArray[np.floating[Any]], kind: Kind) -> VectorIndex:
+        built.append(len(vectors))
+        return build(vectors, kind)
+
+    monkeypatch.setattr(VectorIndex, "build", counted)
+    assert library.remove("a", *[f"{number}" for number in range(15)], "none") == 15
+    assert built == [5 * 14], "the windows of what is left"
+    assert library.forget("a") == 5
+    assert len(built) == 1
 
 
 def test_a_known_name_is_replaced(library: DocumentLibrary) -> None:
