@@ -20,7 +20,7 @@ from outrider.tokens import TokenTable
 from outrider.v1 import retrieval_pb2
 from retrieval_service.corpus.bounded_disk import BoundedDisk
 from retrieval_service.corpus.errors import CorpusError
-from retrieval_service.corpus.manage import discard
+from retrieval_service.corpus.manage import discard, is_unfinished
 from retrieval_service.corpus.texts import PIECE
 from speculative.errors import InvalidRequest, OutriderError, Overloaded, Superseded
 
@@ -143,12 +143,18 @@ class Spool:
 
 
 def remove_left(folder: Path) -> None:
-    """Removes the spools that processes which died have left."""
+    """Removes the spools and the unfinished builds that processes which died have left; no build goes on."""
     for path in folder.glob(f"{INCOMING}*"):
         with contextlib.suppress(OSError):  # of another process, which takes documents in just now
             lock = _locked(path)
             shutil.rmtree(path, ignore_errors=True)
             os.close(lock)
+    for path in folder.glob("*/*/"):
+        try:
+            if is_unfinished(path):
+                discard(path)
+        except (CorpusError, OSError) as error:  # damaged, or another process builds or removes it just now
+            log.warning("left as it is: %s", error)
 
 
 def _locked(folder: Path) -> int:

@@ -126,6 +126,15 @@ def remove(folder: Path, disk: Disk | None = None) -> None:
         raise CorpusError(f"{folder}: cannot be removed: {error}") from error
 
 
+def is_unfinished(folder: Path) -> bool:
+    """Whether a folder holds files of a build that never ended, or of a corpus before it. Raises Damaged."""
+    try:
+        whole = read_header(folder).names | {HEADER, LOCK}
+    except NoCorpus:
+        whole = frozenset()
+    return any(is_ours(path.name) and path.name not in whole for path in folder.iterdir())
+
+
 def discard(folder: Path, disk: Disk | None = None) -> None:
     """Removes what an unfinished build has left; a complete corpus stays as it is. Raises Held."""
     disk = disk or Disk()
