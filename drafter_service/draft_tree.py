@@ -165,7 +165,8 @@ class DraftTree:
 
     def can_expand(self, node: DraftNode) -> bool:
         """Whether a node may be expanded before it was sent: it will be sent, or would not be worth it."""
-        return node.children is None and node.survival >= self.least and self._goes_on(node)
+        will_be_sent = node.survival >= self.least and not self._is_withheld(node)
+        return node.children is None and will_be_sent and self._goes_on(node)
 
     def expand(self, node: DraftNode, children: Sequence[tuple[int, float]], entropy: float = 0.0) -> None:
         """Adds a node's children: tokens, likeliest first, each with its probability given the node.
@@ -193,14 +194,10 @@ class DraftTree:
 
     def take_unsent(self) -> list[DraftNode]:
         """Nodes to send now, likeliest first; each hangs below the root or a node that was sent before."""
-        room, least, root = self.room, self.least, self.root
+        room, least = self.room, self.least
         if room <= 0:
             return []
-        ready = [
-            node
-            for node in self._unsent
-            if node.survival >= least and (node.parent is root or node.parent is None or not node.parent.held)
-        ]
+        ready = [node for node in self._unsent if node.survival >= least and not self._is_withheld(node)]
         if not ready:
             return ready
         ready.sort(key=lambda node: (-node.survival, node.position, node.token))
@@ -287,6 +284,10 @@ class DraftTree:
     def _offer_leaf(self, node: DraftNode) -> None:
         if node.children is None and self._goes_on(node):  # else it was expanded before it was sent
             heapq.heappush(self._leaves, (-node.survival, next(self._serial), node))
+
+    def _is_withheld(self, node: DraftNode) -> bool:
+        """Whether a node comes from a distribution, not the root's, from which the policy drafts nothing."""
+        return node.parent is not None and node.parent is not self.root and node.parent.held
 
     def _goes_on(self, node: DraftNode) -> bool:
         """Whether the draft may go on below a node."""

@@ -64,6 +64,18 @@ def test_children_held_back_by_the_entropy_bound_are_sent_once_their_parent_is_c
     assert [node.token for node in grown.take_unsent()] == [4]
 
 
+def test_nothing_is_drafted_below_a_node_that_the_entropy_bound_holds_back() -> None:
+    grown = tree("entropy:0.5")
+    grown.expand(grown.root, [(1, 0.9)], 0.1)
+    grown.take_unsent()
+    (leaf,) = grown.frontier(1)
+    grown.expand(leaf, [(4, 0.9)], 3.0)
+    (withheld,) = leaf.children.values()
+    assert not grown.can_expand(withheld)
+    grown.commit([1])
+    assert grown.can_expand(withheld), "it is sent now"
+
+
 def test_the_tree_tells_a_policy_each_committed_place_that_was_drafted() -> None:
     grown = tree("survival")
     grow(grown, [(1, 0.6), (2, 0.3)])
