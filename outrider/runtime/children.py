@@ -130,14 +130,15 @@ class ServiceProcess:
         self.http, self.registry = announced.get("http", ""), announced.get("registry", "")
         return True
 
-    def catch_up(self) -> None:
-        """Takes in what the child has announced by now, where nobody waits for the child.
+    def catch_up(self) -> int | None:
+        """As `poll`, but first takes in what a child for which nobody waits has announced by now.
 
-        The child would stand still as soon as its announcements fill the pipe. `poll` says whether it ended.
+        The child would stand still as soon as its announcements fill the pipe.
         """
         with contextlib.suppress(ServiceFailed):
             while not self.ready and self.poll() is None and self.hear(0.0):
                 pass
+        return self.poll()
 
     def terminate(self) -> None:
         """Sends the child SIGTERM; returns at once."""

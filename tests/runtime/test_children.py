@@ -166,5 +166,5 @@ def test_a_child_that_nobody_waits_for_may_announce_more_than_its_pipe_holds(sta
 def test_catching_up_with_a_child_that_gave_up_is_no_error(start_toy: StartToy) -> None:
     child = start_toy("--fault", "refused", wait=False)
     until(lambda: child.poll() is not None)
-    child.catch_up()
+    assert child.catch_up() == child.poll()
     assert not child.ready

@@ -271,12 +271,10 @@ class Stack:
                     child = self._children[role.name] = role.start()
                     restarts.started(now_s)
                     yield f"{role.name} was started again as process {child.pid}"
-            elif (status := child.poll()) is not None:
+            elif (status := child.catch_up()) is not None:
                 if role.kind not in WORKERS:
                     raise CommandFailed(f"{role.name} ended with exit status {status}", "UNAVAILABLE")
                 yield self._lost_worker(child, status, now_s)
-            else:
-                child.catch_up()
 
     def close(self) -> None:
         """Stops all services and waits until they have ended."""
