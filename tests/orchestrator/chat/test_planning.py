@@ -173,6 +173,62 @@ def test_effort_reaches_the_template_and_decides_where_reasoning_stands() -> Non
         plan("x", reasoning_effort="low")
 
 
+OBJECT = {"type": "json_object"}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"response_format": OBJECT},
+        {"response_format": SCHEMA},
+        {"response_format": OBJECT, "tools": [TOOL]},
+        {"structured_outputs": {"json": {}}},
+        {"structured_outputs": {"json_object": True}},
+        {"structured_outputs": {"regex": "[0-9]{4}"}},
+        {"structured_outputs": {"choice": ["yes", "no"]}},
+        {"structured_outputs": {"grammar": 'start: "yes" | "no"'}},
+    ],
+)
+def test_an_answer_in_the_client_s_format_is_content_though_the_prompt_opens_reasoning(
+    form: dict[str, Any],
+) -> None:
+    assert plan(THINKING, **form)[1] == ChatPlan()
+    template = "<tool_call> <function= <parameter= <|im_start|>assistant\n</think><think>\n"
+    request = ChatRequest.model_validate({"messages": HI, **form})
+    _, found = planned(request, Rendered(template, template, json.dumps(KNOWN["qwen_function"])))
+    assert found == ChatPlan()
+    whole = ChatCompletionFormat(None, plan=found).whole(Piece(0, '{"a": 1}', finish="stop", first=True))
+    assert whole["message"]["content"] == '{"a": 1}'
+    assert "reasoning_content" not in whole["message"]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {},
+        {"response_format": {"type": "text"}},
+        {"structured_outputs": {"regex": r"[a-z ]{9}<\/think>[0-9]{4}"}},
+        {"structured_outputs": {"grammar": 'start: /[a-z]+/ "</think>" /[0-9]+/'}},
+        {"structured_outputs": {"grammar": "start: /[a-z]+/ <[7]> /[0-9]+/"}},
+    ],
+)
+def test_a_format_that_ends_the_reasoning_itself_has_reasoning(form: dict[str, Any]) -> None:
+    assert plan(THINKING, **form)[1].thought is Thought.OPEN
+
+
+def test_json_that_looks_like_a_call_is_content_where_the_client_asks_for_json() -> None:
+    text = json.dumps({"name": "add", "parameters": {}})
+    llama = '<|eot_id|> {"name": function name, "parameters":'
+    called, asked = (plan(llama, tools=[TOOL], **form)[1] for form in ({}, {"response_format": OBJECT}))
+    messages = [
+        ChatCompletionFormat(None, plan=found).whole(Piece(0, text, finish="stop"))["message"]
+        for found in (called, asked)
+    ]
+    assert [message["content"] for message in messages] == [None, text]
+    assert ["tool_calls" in message for message in messages] == [True, False]
+
+
 def test_a_stream_has_reasoning_content_and_calls_in_order() -> None:
     form = ChatCompletionFormat(None, plan=ChatPlan("hermes", Thought.OPEN))
     texts = ["Hm", ".\n</think>\n\nLet me see.\n" + WORDS[:30], WORDS[30:], "\n" + WORDS, ""]

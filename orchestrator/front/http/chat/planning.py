@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from orchestrator.front.http.chat.chat_fields import ConversationFields
+from orchestrator.front.http.chat.chat_fields import ChatRequest, ConversationFields
 from orchestrator.front.http.chat.families import (
     THINK,
     CallFormat,
@@ -18,6 +18,7 @@ from orchestrator.front.http.chat.schema_view import with_types
 from orchestrator.front.http.chat.tool_choice import Calling, ChosenTools, chosen_tools
 from orchestrator.front.http.chat.tool_grammar import CalledFunction, calls_grammar
 from orchestrator.front.http.field_faults import FieldRefused
+from orchestrator.front.http.fields import JsonObjectFormat, JsonSchemaFormat
 from orchestrator.front.http.templated.parse_order import REASONING, parse_order
 
 
@@ -34,7 +35,7 @@ class Rendered:
     """Ids of the marks of the answer that are special tokens."""
 
 
-def planned(asked: ConversationFields, rendered: Rendered) -> tuple[str, ChatPlan]:
+def planned(asked: ChatRequest, rendered: Rendered) -> tuple[str, ChatPlan]:
     """The prompt, and the plan of its answer.
 
     Raises FieldRefused for fields that the model's chat template cannot use.
@@ -45,7 +46,7 @@ def planned(asked: ConversationFields, rendered: Rendered) -> tuple[str, ChatPla
         raise FieldRefused("tools", "the parameters of a function are nested too deeply") from None
 
 
-def _planned(asked: ConversationFields, rendered: Rendered) -> tuple[str, ChatPlan]:
+def _planned(asked: ChatRequest, rendered: Rendered) -> tuple[str, ChatPlan]:
     template = rendered.template
     if not template:  # no such model is served, which the admission tells
         return rendered.text, ChatPlan()
@@ -58,6 +59,8 @@ def _planned(asked: ConversationFields, rendered: Rendered) -> tuple[str, ChatPl
     thought = Thought.NONE if marks is None else _thought(asked, rendered.text, marks)
     free = ChatPlan(thought=thought, marks=marks or THINK)
     chosen = chosen_tools(asked)
+    if chosen.calling is not Calling.SURELY and _is_content(asked, free):
+        return rendered.text, ChatPlan()
     if rendered.response and chosen.calling is not Calling.SURELY:
         return rendered.text, replace(free, order=_order(chosen, rendered))
     if chosen.calling is Calling.NEVER:
@@ -74,6 +77,23 @@ def _planned(asked: ConversationFields, rendered: Rendered) -> tuple[str, ChatPl
         )
     several = not chosen.named and asked.parallel_tool_calls is not False
     return _required(chosen, several, rendered, format_, free)
+
+
+def _is_content(asked: ChatRequest, free: ChatPlan) -> bool:
+    """Whether the client's own format makes the whole answer content, also where the prompt opens reasoning.
+
+    JSON has no room for reasoning and calls. Other formats may write the end mark of the reasoning
+    themselves, by its text or, in Lark's language, by its id.
+    """
+    structured = asked.structured_outputs
+    if structured is None:
+        return isinstance(asked.response_format, JsonObjectFormat | JsonSchemaFormat)
+    regex, grammar = structured.regex or "", structured.grammar or ""
+    written = "\n".join((regex, grammar, *(structured.choice or ())))
+    if not written.strip():
+        return True
+    ends = free.marks.end in written.replace("\\", "") or "<[" in grammar
+    return free.thought is Thought.OPEN and not ends
 
 
 def _order(chosen: ChosenTools, rendered: Rendered) -> str:
