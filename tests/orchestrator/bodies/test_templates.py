@@ -41,6 +41,21 @@ def test_a_template_renders_as_transformers_renders_it(template: str, follows: b
     assert ours == theirs
 
 
+KNOWN_ROLES = (  # as the templates of Qwen 2.5 and 3 do it: other roles are left out
+    EACH
+    + "{% if m.role == 'system' or m.role == 'user' %}{{ m.role }}:{{ m.content }}|{% endif %}{% endfor %}"
+)
+
+
+def test_a_developer_s_message_is_the_system_s_where_the_template_knows_no_developer() -> None:
+    turns = [{"role": "developer", "content": "Be kind."}, {"role": "user", "content": "hi"}]
+    conversation = ChatConversation(turns)
+    assert render_conversation(KNOWN_ROLES, {}, conversation) == "system:Be kind.|user:hi|"
+    for name in ("'developer'", '"developer"'):
+        knowing = KNOWN_ROLES.replace("'system'", name)
+        assert render_conversation(knowing, {}, conversation) == "developer:Be kind.|user:hi|"
+
+
 @pytest.mark.parametrize(
     "template",
     [

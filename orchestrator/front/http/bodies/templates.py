@@ -40,7 +40,11 @@ def render_conversation(
         source: the template.
         tokens: the text of special tokens, by the names that the template may use.
     """
-    messages = [_with_reasoning(message) for message in earlier_calls(conversation.messages, source)]
+    knows_developers = "'developer'" in source or '"developer"' in source
+    messages = [
+        _with_reasoning(message if knows_developers else _without_developer(message))
+        for message in earlier_calls(conversation.messages, source)
+    ]
     if conversation.continued:
         messages[-1]["content"] += _CONTINUED
     pieces, length = [], 0
@@ -150,6 +154,11 @@ def _with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
     """The message, with its reasoning also under the second name that published templates read."""
     reasoning = message.get("reasoning_content")
     return dict(message) if reasoning is None else {"thinking": reasoning, **message}
+
+
+def _without_developer(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The message under a role that templates know: most leave a developer's out, or refuse it."""
+    return {**message, "role": "system"} if message["role"] == "developer" else message
 
 
 def _check_variable(name: str) -> None:
