@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 import grpc
 from fastapi import Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from orchestrator.front.http.field_faults import FieldRefused
+from orchestrator.front.http.json_pieces import json_bytes
 from outrider.wire.status import RETRY_KEY, status_of
 from speculative.errors import InvalidRequest, QuotaExceeded, UnknownModel, UnknownSession
 
@@ -137,22 +138,22 @@ def shaped(body: dict[str, Any], status: int, path: str) -> dict[str, Any]:
     return body
 
 
-def error_response(error: Exception, path: str = "") -> JSONResponse:
+def error_response(error: Exception, path: str = "") -> Response:
     """The response that reports an error.
 
     Args:
         path: the path of the request; empty: errors have OpenAI's shape.
     """
     status, body, headers = describe_error(error)
-    return JSONResponse(shaped(body, status, path), status, headers)
+    return _response(shaped(body, status, path), status, headers)
 
 
-async def on_error(request: Request, error: Exception) -> JSONResponse:
+async def on_error(request: Request, error: Exception) -> Response:
     """Handles every error that a route raises."""
     return error_response(error, request.url.path)
 
 
-async def on_http_error(request: Request, error: Exception) -> JSONResponse:
+async def on_http_error(request: Request, error: Exception) -> Response:
     """Handles what the framework refuses: an unknown path or method, a body that is not JSON."""
     assert isinstance(error, HTTPException)
     type_ = "invalid_request_error" if error.status_code < 500 else "server_error"
@@ -161,7 +162,12 @@ async def on_http_error(request: Request, error: Exception) -> JSONResponse:
         methods = ", ".join(_methods(request))
         message, headers = f"this path takes {methods}, not {request.method}", {"Allow": methods}
     body = shaped(openai_error(message, type_), error.status_code, request.url.path)
-    return JSONResponse(body, error.status_code, headers)
+    return _response(body, error.status_code, headers)
+
+
+def _response(body: dict[str, Any], status: int, headers: dict[str, str]) -> Response:
+    """The response with this body; a refusal may name what a client wrote, half characters included."""
+    return Response(json_bytes(body), status, headers, "application/json")
 
 
 def _methods(request: Request) -> list[str]:

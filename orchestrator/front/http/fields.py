@@ -178,8 +178,9 @@ class Fields(BaseModel):
         """Refuse the first unknown field; the library would report every one."""
         if isinstance(value, dict):
             for name in value:
-                if name not in cls.names:
-                    raise PydanticCustomError(UNKNOWN_FIELD, "unknown field", {"name": name})
+                if name not in cls.names:  # of which the library takes no half characters
+                    shown = name.encode("utf-8", "backslashreplace").decode()
+                    raise PydanticCustomError(UNKNOWN_FIELD, "unknown field", {"name": shown})
         return value
 
 

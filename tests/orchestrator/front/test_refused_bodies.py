@@ -70,6 +70,31 @@ async def test_a_body_that_is_none_is_refused(world: World, table: TokenTable) -
                 assert (got, set(said["error"])) == (status, {"message", "type", "param", "code"}), said
 
 
+HALF = "\ud800"
+"""Half a character, as JSON can name it."""
+
+
+async def test_a_name_with_half_a_character_is_refused_by_name(world: World, table: TokenTable) -> None:
+    schema = {"properties": {HALF: 5}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    cases = [
+        ("/v1/completions", TEXT | {HALF: 1}, r"\ud800"),
+        ("/v1/completions", TEXT | {"speculation": {HALF: 1}}, r"speculation.\ud800"),
+        ("/v1/chat/completions", CHAT | {HALF: 1}, r"\ud800"),
+        ("/v1/chat/completions", CHAT | {"tools": [tool]}, HALF),
+        ("/v1/responses", {"input": "a", HALF: 1}, r"\ud800"),
+        ("/v1/messages", CHAT | {HALF: 1}, r"\ud800"),
+        ("/v1/messages", CHAT | {"tools": [{"name": "f", "input_schema": schema}]}, HALF),
+        ("/tokenize", {"prompt": "a", HALF: 1}, r"\ud800"),
+    ]
+    async with asking(world, table) as (_, _, front):
+        for path, body, name in cases:
+            status, said, _ = await asyncio.to_thread(send, front.http, path, json.dumps(body).encode())
+            assert status == 400, said
+            assert name in said["error"]["message"], said
+        assert front.sample("body_processes_ended_total") == 0
+
+
 async def test_headers_that_do_not_end_end_the_connection(
     world: World, table: TokenTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
