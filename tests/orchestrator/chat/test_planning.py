@@ -58,6 +58,17 @@ def test_the_embedded_template_shows_tools_calls_and_results() -> None:
     assert found == ChatPlan("hermes")
 
 
+def test_null_is_a_field_left_out_in_tools_and_in_calls() -> None:
+    nothing = dict.fromkeys(("description", "parameters", "strict"))
+    tool = {"type": "function", "function": {"name": "add"} | nothing}
+    turn = {"role": "assistant", "content": None, "tool_calls": [CALL | {"type": None, "index": None}]}
+    sparse = [*HI, turn | {"tool_calls": [CALL]}]
+    assert plan(EMBEDDED, messages=[*HI, turn], tools=[tool]) == plan(EMBEDDED, messages=sparse, tools=[TOOL])
+    default = {"name": "put", "parameters": {"properties": {"a": {"default": None, "enum": [None, 1]}}}}
+    text, _ = plan(EMBEDDED, tools=[{"type": "function", "function": default}])
+    assert json.dumps(default) in text, "nulls of a schema are values"
+
+
 def test_without_a_choice_of_tools_the_model_hears_of_none() -> None:
     assert plan(EMBEDDED, tools=[TOOL], tool_choice="none") == ("user: hi\nassistant:", ChatPlan())
 

@@ -119,6 +119,13 @@ async def test_items_become_the_messages_of_a_conversation(world: World, table: 
     assert [tool.type for tool in said.tools] == ["function"]
 
 
+async def test_an_item_of_type_null_is_a_message(world: World, table: TokenTable) -> None:
+    items: list[Any] = [{"role": "user", "content": "hi", "type": None}]
+    async with asking(world, table) as (client, verifier, _):
+        await client.responses.create(model="toy", input=items, max_output_tokens=1)
+    assert list(verifier.opened[0].ids) == table.encode("user:hi|a:")
+
+
 LOOP = {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}}
 F = {"type": "function", "name": "f"}
 CALL = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}

@@ -53,7 +53,7 @@ class ToolCall(Fields):
 
     id: Name
     """The name by which the message with the result refers to the call."""
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = "function"
     function: FunctionCall
     index: Ignored = None
 
@@ -101,8 +101,9 @@ class Tool(Fields):
     function: ToolFunction
 
     def plain(self) -> dict[str, Any]:
-        """The tool as a chat template takes it."""
-        return self.model_dump(exclude_unset=True)
+        """The tool as a chat template takes it, without the function's fields that are null."""
+        function = {name: value for name, value in self.function.model_dump().items() if value is not None}
+        return {"type": self.type, "function": function}
 
 
 class NamedFunction(Fields):

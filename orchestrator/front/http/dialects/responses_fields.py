@@ -63,7 +63,7 @@ ItemContent = Annotated[
 class InputMessage(Fields):
     """An item of the input: a message."""
 
-    type: Literal["message"] = "message"
+    type: Literal["message"] | None = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: ItemContent
     id: Ignored = None

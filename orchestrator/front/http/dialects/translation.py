@@ -66,7 +66,7 @@ def by_type(kinds: Iterable[str], default: str | None = None) -> Discriminator:
     The space in the tags keeps them out of the places that refusals name.
 
     Args:
-        default: the type of objects that have a `role` and no `type`; None: they are refused.
+        default: the type of objects that have a `role` and no `type`, or null; None: they are refused.
     """
     known = tuple(kinds)
 
@@ -74,7 +74,8 @@ def by_type(kinds: Iterable[str], default: str | None = None) -> Discriminator:
         if not isinstance(value, Mapping):
             found = getattr(value, "type", None)
         else:
-            found = value.get("type", default if "role" in value else None)
+            found = value.get("type")
+            found = default if found is None and "role" in value else found
         return f"of type {found}" if isinstance(found, str) and found in known else None
 
     names = f"{', '.join(known[:-1])} or {known[-1]}" if len(known) > 1 else known[0]
