@@ -14,7 +14,7 @@ from orchestrator.front.copied_texts import NO_TEXTS, CopiedTexts
 from orchestrator.front.http.bodies.reading import schema_text
 from orchestrator.front.http.chat.chat_fields import ChatFields
 from orchestrator.front.http.chat.families import format_named
-from orchestrator.front.http.chat.plan import ChatPlan
+from orchestrator.front.http.chat.plan import ChatPlan, Thought
 from orchestrator.front.http.errors import param_of
 from orchestrator.front.http.field_faults import FieldRefused
 from orchestrator.front.http.fields import (
@@ -188,9 +188,10 @@ def _shown_ids(plan: ChatPlan | None, target: TargetModel) -> frozenset[int]:
         return frozenset()
     if plan.order and target.chat is not None:
         return frozenset(special_marks(target).values())
-    if (format_ := format_named(plan.format)) is None:
-        return frozenset()
-    return frozenset(id_ for id_ in tokens.special_ids if tokens.token(id_) in (format_.begin, format_.end))
+    marks = set() if plan.thought is Thought.NONE else set(plan.marks)
+    if (format_ := format_named(plan.format)) is not None:
+        marks |= {format_.begin, format_.end}
+    return frozenset(id_ for id_ in tokens.special_ids if tokens.token(id_) in marks)
 
 
 def _start(body: GenerationFields, seed: int, tenant: str, session: str) -> generation_pb2.GenerateStart:

@@ -153,6 +153,48 @@ async def test_usage_counts_reasoning_apart(world: World, table: TokenTable) -> 
         assert usage.completion_tokens_details.reasoning_tokens == usage.completion_tokens == 6
 
 
+def with_special_marks(table: TokenTable, end: int) -> TokenTable:
+    """The tokenizer with the marks around reasoning as special tokens.
+
+    Args:
+        end: the id of the end mark.
+    """
+    described = json.loads(table.to_json())
+    begin = 95
+    renamed = {begin: "<think>", end: "</think>"}
+    vocabulary = described["model"]["vocab"]
+    described["model"]["vocab"] = {renamed.get(id_, token): id_ for token, id_ in vocabulary.items()}
+    described["added_tokens"] += [
+        described["added_tokens"][0] | {"id": id_, "content": mark} for id_, mark in sorted(renamed.items())
+    ]
+    return TokenTable.from_json(json.dumps(described))
+
+
+async def test_reasoning_ends_at_its_mark_where_the_mark_is_a_special_token(
+    world: World, table: TokenTable
+) -> None:
+    ids, _ = expected(table, 2, 8)
+    marked = with_special_marks(table, end=ids[3])
+    thought, content = (b"".join(map(table.token_bytes, part)).decode() for part in (ids[:3], ids[4:]))
+    chat = "{{ messages | length }}<think>{# </think> <tool_call> </tool_call> arguments #}"
+    tool: Any = {"type": "function", "function": {"name": "f"}}
+    async with asking(world, marked, chat=chat) as (client, verifier, _):
+        answer = await client.chat.completions.create(model="toy", messages=HI, max_tokens=8)
+        stream = await client.chat.completions.create(model="toy", messages=HI, max_tokens=8, stream=True)
+        deltas = [event.choices[0].delta async for event in stream]
+        other = await client.responses.create(model="toy", input="hi", max_output_tokens=8)
+        await client.chat.completions.create(
+            model="toy", messages=HI, max_tokens=8, tools=[tool], tool_choice="required"
+        )
+    message = answer.choices[0].message
+    assert (message.content, message.model_extra) == (content, {"reasoning_content": thought})
+    assert "".join(delta.content or "" for delta in deltas) == other.output_text == content
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens_details is not None
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 4
+    assert f"<[{ids[3]}]>" in verifier.opened[-1].grammar.lark
+
+
 async def test_answers_are_parsed_by_the_checkpoint_s_response_template(
     world: World, table: TokenTable
 ) -> None:
