@@ -8,6 +8,9 @@ from starlette.types import Send
 SILENCE_S = 15.0
 """Seconds without an event after which a comment is sent: proxies close connections that seem idle."""
 COMMENT = b": waiting\n\n"
+_ESCAPES = tuple((chr(code).encode(), b"\\u%04x" % code) for code in (0x85, 0x2028, 0x2029))
+"""Characters that end no line of a stream, but that many programs take for line ends, as Python's splitlines
+does; and their escapes. In JSON they stand only within strings."""
 
 _START = {
     "type": "http.response.start",
@@ -59,9 +62,12 @@ class EventStream:
         """Send an event with this data.
 
         Args:
+            data: compact JSON, or a word.
             name: the event's name; empty: it has none.
         """
         head = f"event: {name}\n".encode() if name else b""
+        for character, escape in _ESCAPES:
+            data = data.replace(character, escape)
         await self._write(head + b"data: " + data + b"\n\n")
 
     async def end(self) -> None:

@@ -393,6 +393,23 @@ async def test_the_client_sees_the_request_id(world: World, table: TokenTable) -
     assert refused.value.request_id
 
 
+async def test_every_line_of_a_stream_is_a_whole_event_to_whoever_splits_it(
+    world: World, table: TokenTable
+) -> None:
+    text = "a\u2028b\u2029c\x85d\x1ee\u00e9"  # line ends of Python's splitlines, and no line end
+    body = {"model": "toy", "prompt": text, "max_tokens": 2, "echo": True, "stream": True}
+    async with (
+        asking(world, table) as (_, _, front),
+        httpx2.AsyncClient() as client,
+        client.stream("POST", f"{front.http}/v1/completions", json=body) as response,
+    ):
+        lines = [line async for line in response.aiter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+    events = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    assert "".join(event["choices"][0]["text"] for event in events).startswith(text)
+    assert any("\u00e9" in line for line in lines), "other characters stay as they are"
+
+
 async def test_a_silent_stream_sends_comments() -> None:
     sent: list[bytes] = []
 
