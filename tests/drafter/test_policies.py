@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from drafter_service.draft_tree import DraftTree, Growth
+from drafter_service.draft_tree import DraftNode, DraftTree, Growth
 from drafter_service.settings import DrafterSettings
 from speculative.policies.book import PolicyBook
 from speculative.survival_curve import SurvivalCurve
@@ -53,27 +53,29 @@ def test_the_entropy_bound_drafts_one_place_ahead_and_no_further_where_all_is_fl
     assert grow(tree("entropy:0.5"), [(1, 0.5)], entropy=0.1) > 1
 
 
-def test_children_held_back_by_the_entropy_bound_are_sent_once_their_parent_is_committed() -> None:
-    grown = tree("entropy:0.5")
-    grown.expand(grown.root, [(1, 0.5)], 0.1)
-    grown.take_unsent()
-    (leaf,) = grown.frontier(1)
-    grown.expand(leaf, [(4, 0.6)], 3.0)
-    assert grown.take_unsent() == []
-    grown.commit([1])
-    assert [node.token for node in grown.take_unsent()] == [4]
-
-
-def test_nothing_is_drafted_below_a_node_that_the_entropy_bound_holds_back() -> None:
+def below_a_flat_place() -> tuple[DraftTree, DraftNode]:
+    """A tree, and a node two places ahead that the entropy bound holds back."""
     grown = tree("entropy:0.5")
     grown.expand(grown.root, [(1, 0.9)], 0.1)
     grown.take_unsent()
     (leaf,) = grown.frontier(1)
     grown.expand(leaf, [(4, 0.9)], 3.0)
-    (withheld,) = leaf.children.values()
+    (withheld,) = (leaf.children or {}).values()
+    return grown, withheld
+
+
+def test_children_held_back_by_the_entropy_bound_are_sent_once_their_parent_is_committed() -> None:
+    grown, withheld = below_a_flat_place()
+    assert grown.take_unsent() == []
+    grown.commit([1])
+    assert grown.take_unsent() == [withheld]
+
+
+def test_nothing_is_drafted_below_a_node_that_the_entropy_bound_holds_back() -> None:
+    grown, withheld = below_a_flat_place()
     assert not grown.can_expand(withheld)
     grown.commit([1])
-    assert grown.can_expand(withheld), "it is sent now"
+    assert grown.can_expand(withheld), "the node is sent now"
 
 
 def test_the_tree_tells_a_policy_each_committed_place_that_was_drafted() -> None:
