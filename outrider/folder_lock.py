@@ -34,6 +34,9 @@ class FolderLock:
             raise FolderInUse(
                 f"{folder} is in use by another process ({other}): give each process a folder of its own"
             ) from error
+        except OSError:
+            self._file.close()
+            raise
         with suppress(OSError):  # held all the same where the disk is full
             self._file.truncate(0)
             self._file.write(f"pid {os.getpid()}\n".encode())

@@ -1,25 +1,17 @@
-"""Opens everything that the settings name: the tokenizer, corpora, past outputs, documents.
-
-Forgets in what is open, and in what an earlier start left closed.
-"""
+"""Opens everything that the settings name: the tokenizer, corpora, past outputs, documents."""
 
 import logging
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.compiling.library_builder import LibraryBuilder
-from outrider.folder_lock import FolderLock
 from outrider.tokens import TokenTable, split_revision
-from outrider.wire.codec import MAX_CHOICES, SessionKey
-from retrieval_service.building import remove_left
-from retrieval_service.catalogue import Catalogue, CorpusKey, scope, session_name
+from retrieval_service.building.builds import remove_left
+from retrieval_service.catalogue import Catalogue, CorpusKey
 from retrieval_service.corpus.errors import CorpusError
 from retrieval_service.corpus.index import CorpusIndex
-from retrieval_service.dense.manifest import forget_scope
 from retrieval_service.past.compiled_index import find_library
 from retrieval_service.past.outputs import Limits, PastOutputs
 from retrieval_service.settings import RetrievalSettings
@@ -34,7 +26,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TOKENIZER = "tokenizer.json"
-FORGET_S = 60.0
 NO_EMBEDDINGS = (
     "this service has nothing to find documents with; start it with --embeddings PATH or --embeddings-url URL"
 )
@@ -88,7 +79,7 @@ def load(settings: RetrievalSettings) -> Loaded:
     past = None
     if settings.past:
         try:
-            past = PastOutputs(settings.below("past"), _past_limits(settings))
+            past = PastOutputs(settings.below("past"), past_limits(settings))
         except OSError as error:
             raise CannotLoad(f"past outputs: {error}") from error
     catalogue = Catalogue(past, None if documents is None else documents.near)
@@ -107,56 +98,7 @@ def load(settings: RetrievalSettings) -> Loaded:
     return Loaded(tokens, catalogue, store, past, documents, near.server, near.without, builder)
 
 
-class Forgetting:
-    """Forgets what a tenant or a session brought, in loaded memories and on the disk. For any thread.
-
-    The folder may hold past outputs and documents of an earlier start that this one did not load: it was
-    started without them, or its embeddings server was away. They would come back with the next start.
-
-    Methods raise OSError where a file could not be removed, and OutriderError for files that cannot be read.
-    """
-
-    def __init__(self, settings: RetrievalSettings) -> None:
-        self._settings = settings
-        self._alone = threading.Lock()
-        """Held while files are open that no loaded memory has."""
-
-    def tenant(self, loaded: Loaded, tenant: str) -> None:
-        """Removes all past output and documents of a tenant: the documents even where past output fails."""
-        try:
-            with self._past(loaded) as past:
-                if past is not None:
-                    past.forget_tenant(scope(tenant), timeout=FORGET_S)
-        finally:
-            self._documents(loaded, tenant)
-
-    def session(self, loaded: Loaded, tenant: str, session: str) -> None:
-        """Removes the past output of all choices of a session."""
-        choices = [session_name(SessionKey(tenant, session, choice)) for choice in range(MAX_CHOICES)]
-        with self._past(loaded) as past:
-            if past is not None:
-                past.forget(scope(tenant), *choices, timeout=FORGET_S)
-
-    @contextmanager
-    def _past(self, loaded: Loaded) -> Iterator[PastOutputs | None]:
-        """The past outputs that are loaded, else those of the folder, else None."""
-        folder = self._settings.below("past")
-        if loaded.past is not None or folder is None or not folder.is_dir():
-            yield loaded.past
-            return
-        with self._alone, closing(PastOutputs(folder, _past_limits(self._settings))) as past:
-            yield past
-
-    def _documents(self, loaded: Loaded, tenant: str) -> None:
-        folder = self._settings.below("documents")
-        if loaded.documents is not None:
-            loaded.documents.remove(scope(tenant), ())
-        elif folder is not None and folder.is_dir():
-            with self._alone, closing(FolderLock(folder)):
-                forget_scope(folder, scope(tenant))
-
-
-def _past_limits(settings: RetrievalSettings) -> Limits:
+def past_limits(settings: RetrievalSettings) -> Limits:
     """Bounds of past outputs, as the settings give them."""
     return Limits(tenant_tokens=settings.past_tokens_of_tenant, total_tokens=settings.past_tokens)
 

@@ -17,10 +17,11 @@ from outrider.wire.codec import MAX_NAME, checked_session, checked_tenant
 from outrider.wire.incoming.shape import Bounds
 from outrider.wire.incoming.unparsed import Unparsed, parsed
 from outrider.wire.status import guarded, guarded_unparsed
-from retrieval_service.building import Builds, NoTokenizer, Spool, document_ids
+from retrieval_service.building.builds import Builds, NoTokenizer, Spool, document_ids
 from retrieval_service.catalogue import CorpusKey, scope
 from retrieval_service.corpus.index import CorpusIndex
-from retrieval_service.loading import Forgetting, Loaded, open_corpus
+from retrieval_service.forgetting import Forgetting
+from retrieval_service.loading import Loaded, open_corpus
 from retrieval_service.settings import RetrievalSettings
 from retrieval_service.worker import RetrievalWorker
 from speculative.errors import InvalidRequest, OutriderError, Overloaded, Unavailable

@@ -99,7 +99,7 @@ class Shift(Generic[M]):
             child=self._student.child,
             pace=LessonPace(1.0, 1),
             surroundings=lambda pid: Surroundings(0, 1.0),
-            late_s=600,
+            late_s=36_000,  # the child runs only where a core is idle
         )
         try:
             return lesson.run()

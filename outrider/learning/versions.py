@@ -5,15 +5,14 @@ named in the file, and goes at the next start. Where the file cannot be replaced
 that it names beside those that serve.
 """
 
-import fcntl
 import json
 import logging
 import os
 import shutil
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO
 
+from outrider.folder_lock import LOCK, FolderInUse, FolderLock
 from speculative.errors import InvalidRequest
 
 log = logging.getLogger(__name__)
@@ -21,7 +20,6 @@ log = logging.getLogger(__name__)
 BASE = 0
 """Version of the weights that the service was given."""
 _STATE = "state.json"
-_LOCK = "lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +107,7 @@ class WeightVersions:
     def _read(self, fresh: VersionState) -> VersionState:
         path = self._folder / _STATE
         if not path.exists():
-            others = {one.name for one in self._folder.iterdir()} - {_LOCK, f"{_STATE}.partial"}
+            others = {one.name for one in self._folder.iterdir()} - {LOCK, f"{_STATE}.partial"}
             if others:
                 raise InvalidRequest(
                     f"{self._folder} holds {min(others)!r} and no {_STATE}: give --learn-dir an empty folder"
@@ -163,14 +161,8 @@ class WeightVersions:
                 shutil.rmtree(path)
 
 
-def _locked(folder: Path) -> IO[str]:
-    lock = (folder / _LOCK).open("w")
+def _locked(folder: Path) -> FolderLock:
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        lock.close()
+        return FolderLock(folder)
+    except FolderInUse as error:
         raise InvalidRequest(f"{folder} is in use: give each process a --learn-dir of its own") from error
-    except OSError:
-        lock.close()
-        raise
-    return lock

@@ -46,7 +46,13 @@ LAYERS = {
     ),
     "outrider.model_settings": Layer(("outrider.runtime",), ("pydantic",)),
     "outrider.learning": Layer(
-        ("speculative", "outrider.model_settings", "outrider.runtime.lifeline", "outrider.runtime.metrics"),
+        (
+            "speculative",
+            "outrider.folder_lock",
+            "outrider.model_settings",
+            "outrider.runtime.lifeline",
+            "outrider.runtime.metrics",
+        ),
         ("numpy",),
     ),
     "outrider.announcing": Layer(("speculative", "outrider.wire", "outrider.runtime", "outrider.v1"), RPC),

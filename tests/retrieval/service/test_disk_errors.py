@@ -16,7 +16,7 @@ import pytest
 from live_retrieval import LINE, Code, Live, apart, refused, serving
 
 from outrider.v1 import retrieval_pb2
-from retrieval_service.building import INCOMING, remove_left
+from retrieval_service.building.builds import INCOMING, remove_left
 from retrieval_service.corpus.layout import BUILD, HEADER
 from retrieval_service.corpus.lock import held
 from retrieval_service.dense.manifest import read_manifest

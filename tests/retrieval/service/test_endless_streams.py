@@ -10,7 +10,7 @@ import pytest
 from live_retrieval import LINE, Code, apart, refused, serving
 
 from outrider.v1 import retrieval_pb2
-from retrieval_service.building import BUILDS_OF_A_TENANT, INCOMING, Builds, SpoolRoom
+from retrieval_service.building.builds import BUILDS_OF_A_TENANT, INCOMING, Builds, SpoolRoom
 from speculative.errors import Overloaded
 
 Build = retrieval_pb2.BuildCorpusRequest

@@ -1,4 +1,4 @@
-"""`python -m retrieval_service.ingest`: builds a corpus of spooled documents, in a process of its own.
+"""`python -m retrieval_service.building.ingest`: builds a corpus of spooled documents in its own process.
 
 Sorting a large text takes seconds of all the interpreter has, which lookups cannot wait for. Reads its task
 from the arguments, prints one JSON object: the number of tokens, or an error.

@@ -228,7 +228,7 @@ class Builds:
             await self._run(path, spool, owner)
 
     async def _run(self, path: Path, spool: Spool, owner: str | None) -> None:
-        command = ["-P", "-m", "retrieval_service.ingest", "--parent-pid", str(os.getpid())]
+        command = ["-P", "-m", "retrieval_service.building.ingest", "--parent-pid", str(os.getpid())]
         task = [str(path), str(spool.path), str(spool.tokenizer), owner or "", str(self._corpora_mb)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         path.parent.mkdir(parents=True, exist_ok=True)

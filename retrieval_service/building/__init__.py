@@ -1,0 +1,1 @@
+"""Builds corpora of the documents that clients send."""
