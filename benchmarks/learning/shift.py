@@ -1,4 +1,4 @@
-"""A student whose traffic shifts from one kind of text to another and back, beside the same one frozen."""
+"""A student whose traffic shifts from one kind of text to another, beside the same student, frozen."""
 
 import argparse
 import dataclasses

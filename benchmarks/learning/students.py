@@ -1,5 +1,5 @@
-"""What learns in the shift of domain: a drafter, or a head of the target. Frozen and learning ones are asked
-alike for the chains that they draft.
+"""What learns in the shift of domain: a drafter, or a head of the target. Frozen and learning
+students are asked alike for the chains that they draft.
 """
 
 from typing import Protocol, TypeVar
@@ -22,7 +22,7 @@ M = TypeVar("M")
 
 
 class Student(Protocol[M]):
-    """Weights in versions of which each can be loaded and asked."""
+    """Weights of which each version can be loaded, and asked for its chains."""
 
     child: str
     """The module that a lesson's process runs."""

@@ -143,7 +143,7 @@ class Spool:
 
 
 def remove_left(folder: Path) -> None:
-    """Removes the spools and the unfinished builds that processes which died have left; no build goes on."""
+    """Removes spools and unfinished builds that dead processes have left. Call it while no build runs."""
     for path in folder.glob(f"{INCOMING}*"):
         with contextlib.suppress(OSError):  # of another process, which takes documents in just now
             lock = _locked(path)
