@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
+from orchestrator.fleet.liveness import SILENT_S, STALLED_S
 from outrider.runtime.problems import Together
 from outrider.runtime.settings import TLS, Address, File, Names, Peers, ServiceSettings
 
@@ -109,10 +110,10 @@ class OrchestratorSettings(ServiceSettings):
     edge_wait_ms: Annotated[int, Field(ge=0, le=10_000)] = 1000
     """The longest time in ms that a round may wait for the drafts of a device that asks for waiting; the
     verifier's source_wait_ms_max bounds the time as well. 0: rounds never wait."""
-    silent_s: Annotated[float, Field(gt=0)] = 0.75
+    silent_s: Annotated[float, Field(gt=0)] = SILENT_S
     """How long a verifier may show no sign of life, in seconds, until it is given up and its requests go on
     elsewhere; three times as long where no other verifier could take them."""
-    stalled_s: Annotated[float, Field(gt=0)] = 60.0
+    stalled_s: Annotated[float, Field(gt=0)] = STALLED_S
     """How long a verifier that answers may begin no step, in seconds, until it is given up. It has at least
     five times the announced duration of its step."""
     recover_s: Annotated[float, Field(ge=0)] = 60.0

@@ -69,7 +69,7 @@ class SimulatedOrchestrator:
         chance: random.Random,
     ) -> None:
         remote = RemoteStore(store, chance)
-        self.fleet = Fleet(verifiers, sources, Patience(silent_s=0.75, stalled_s=1.5))
+        self.fleet = Fleet(verifiers, sources, Patience(stalled_s=1.5))
         self._ledger = Ledger(remote, lambda seconds: None)
         edge = f"edge of {self.process.name}"
         self._relay = Relay(

@@ -5,6 +5,10 @@ Pure: the caller passes the time, in seconds of any monotonic clock. Knows nothi
 
 from enum import Enum
 
+SILENT_S = 0.6
+"""Seconds without a sign of life after which a verifier is given up: it beats every 0.1 s or more often."""
+STALLED_S = 60.0
+"""Seconds without a beat after which a verifier that answers is given up."""
 PATIENCE = 5.0
 """How many expected durations of a step may pass before an engine counts as stuck."""
 LONE = 3.0
@@ -22,17 +26,13 @@ class Verdict(Enum):
 class LivenessJudge:
     """Judges from its signs of life whether one verifier is alive.
 
-    A beat announces a step and its expected duration. After `suspect_s` without a beat the verifier is
-    suspect and worth a probe: a step may be long, but the process answers beside it. The verifier is dead
-    once it has shown no sign of life (beat or answered probe) for `silent_s`, or no beat for `max(stalled_s,
-    5 x expected)` though it answers probes. A verifier whose sessions no other could take may be silent LONE
-    times as long.
+    A beat announces a step and its expected duration. The verifier is dead once it has shown no sign of life
+    (beat or answered probe) for `silent_s`, or no beat for `max(stalled_s, 5 x expected)` though it answers
+    probes. After half of `silent_s` it is suspect and worth a probe: a step may be long, but the process
+    answers beside it. A verifier whose sessions no other could take may be silent LONE times as long.
     """
 
-    def __init__(
-        self, now: float, *, suspect_s: float = 0.5, silent_s: float = 0.75, stalled_s: float = 60.0
-    ) -> None:
-        self._suspect_s = suspect_s
+    def __init__(self, now: float, *, silent_s: float = SILENT_S, stalled_s: float = STALLED_S) -> None:
         self._silent_s = silent_s
         self._stalled_s = stalled_s
         self._beat_at = now
@@ -62,9 +62,7 @@ class LivenessJudge:
 
         `lone` says that no other verifier could take the sessions.
         """
-        without_beat = now - self._beat_at
-        patience = max(self._stalled_s, PATIENCE * self._expected_s)
-        silent_s = self._silent_s * (LONE if lone else 1.0)
-        if self.silence(now) > silent_s or without_beat > patience:
+        silence, patience = self.silence(now), max(self._stalled_s, PATIENCE * self._expected_s)
+        if silence > self._silent_s * (LONE if lone else 1.0) or now - self._beat_at > patience:
             return Verdict.DEAD
-        return Verdict.SUSPECT if without_beat > self._suspect_s else Verdict.ALIVE
+        return Verdict.SUSPECT if silence > self._silent_s / 2 else Verdict.ALIVE

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 
 from orchestrator.fleet.compatibility import Refusal, contract_refusal, message_refusal
-from orchestrator.fleet.liveness import LivenessJudge, Verdict
+from orchestrator.fleet.liveness import SILENT_S, STALLED_S, LivenessJudge, Verdict
 from orchestrator.fleet.peers import turn_to_call
 from orchestrator.fleet.target_model import TargetModel, read_tokenizer, target_from_wire
 from outrider.runtime.backoff import Backoff
@@ -39,7 +39,6 @@ log = logging.getLogger(__name__)
 DESCRIBE_S = 5.0
 TOKENIZER_S = 60.0
 CANCEL_S = 2.0
-PROBE_S = 0.25
 GUARD_EVERY_S = 0.1
 MOVE_EVERY_S = 0.5
 """How often the sessions of a draining verifier are asked to move, in seconds."""
@@ -55,8 +54,8 @@ class VerifierLost(Unavailable):
 class Patience:
     """Seconds that a verifier may be silent; see LivenessJudge."""
 
-    silent_s: float = 0.75
-    stalled_s: float = 60.0
+    silent_s: float = SILENT_S
+    stalled_s: float = STALLED_S
 
 
 class SessionReader:
@@ -157,6 +156,7 @@ class VerifierLink:
         """Aliases of readers that left, which the stream has heard of."""
         self._changed = asyncio.Event()
         self._judge = self._new_judge()
+        self._is_probing = False
         self._urges_at = 0.0
         self._background: set[asyncio.Task[None]] = set()
 
@@ -369,8 +369,9 @@ class VerifierLink:
         if verdict is Verdict.DEAD:
             silence = self._judge.silence(now)
             self._give_up(f"gave no sign of life for {silence:.1f} s")
-        elif verdict is Verdict.SUSPECT:
-            await self._probe()
+        elif verdict is Verdict.SUSPECT and not self._is_probing:
+            self._is_probing = True
+            self._spawn(self._probe())  # a frozen verifier answers no probe, and the checks go on meanwhile
         if self.draining and self.reachable and self.has_peer():
             self._urge(time.monotonic())
 
@@ -382,9 +383,13 @@ class VerifierLink:
                 reader.urge()
 
     async def _probe(self) -> None:
-        with suppress(grpc.aio.AioRpcError):
-            await self._stub.Describe(verifier_pb2.VerifierDescribeRequest(), timeout=PROBE_S)
-            self._judge.answered(time.monotonic())
+        try:
+            with suppress(grpc.aio.AioRpcError):
+                request = verifier_pb2.VerifierDescribeRequest()
+                await self._stub.Describe(request, timeout=self._patience.silent_s)
+                self._judge.answered(time.monotonic())
+        finally:
+            self._is_probing = False
 
     def _give_up(self, why: str) -> None:
         """Fail all readers; fail Opens under way too where another verifier could take their sessions."""

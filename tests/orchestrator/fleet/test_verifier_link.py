@@ -1,6 +1,7 @@
 """Opens under way at a verifier that may be given up before it answers."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -139,6 +140,32 @@ async def test_a_fault_in_a_check_is_told_and_a_silent_verifier_given_up_all_the
     assert isinstance(reader.error, VerifierLost)
     assert "a verifier was not checked" in caplog.messages
     guard.cancel()
+
+
+async def test_a_probe_that_nobody_answers_holds_no_check_up() -> None:
+    link: Any = await link_to(later)
+    probes: list[float] = []
+
+    async def never(message: verifier_pb2.VerifierDescribeRequest, *, timeout: float) -> Any:
+        probes.append(timeout)
+        await asyncio.Event().wait()
+
+    link._stub.Describe = never
+    now = time.monotonic()
+    link._judge = LivenessJudge(now - 0.45)
+    reader = link.read(SessionKey("", "mine"), 1, 1, asyncio.Event())
+    await link._check(now)
+    await link._check(now)
+    await asyncio.sleep(0)
+    assert probes == [link._patience.silent_s], "one probe at a time"
+    assert reader.error is None
+    link._judge = LivenessJudge(now - 0.65)
+    await link._check(now)
+    assert isinstance(reader.error, VerifierLost)
+    (probe,) = link._background
+    probe.cancel()
+    await asyncio.gather(probe, return_exceptions=True)
+    assert not link._is_probing
 
 
 class Written:
