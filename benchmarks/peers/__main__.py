@@ -78,12 +78,7 @@ class PeersBench:
 
         Ends after `--repeats` repeats, or sooner where one more would take longer than `--seconds` allow.
         """
-        runs: dict[Setting, list[TimedRun]] = {
-            Setting(temperature, streams, threads): []
-            for streams in self.settings.streams
-            for temperature in TEMPERATURES
-            for threads in self.settings.threads
-        }
+        runs: dict[Setting, list[TimedRun]] = {at: [] for at in self._settings()}
         started = time.perf_counter()
         while self.repeats < self.settings.repeats:
             for at, done in runs.items():
@@ -96,10 +91,30 @@ class PeersBench:
         return runs
 
     def warm_up(self) -> None:
-        """Runs each arm once, untimed."""
+        """Runs each arm once, and our speculation `--warm-up` times in each setting, untimed.
+
+        What a source gains and costs is learnt from requests, and a service serves more than a handful.
+        """
         for threads in self.settings.threads:
             for arm, decode in self._arms(threads, 1).items():
                 self._run(arm, decode, self.prompts[:1], 0.0, 0, 0)
+        for at in self._settings() * self.settings.warm_up:
+            decode = self.arms[at.threads][SPECULATIVE]
+            for batch, prompts in enumerate(self._batches(at.streams)):
+                self._run(SPECULATIVE, decode, prompts, at.temperature, batch, 0)
+
+    def _settings(self) -> list[Setting]:
+        """All settings, in the order in which they take turns."""
+        return [
+            Setting(temperature, streams, threads)
+            for streams in self.settings.streams
+            for temperature in TEMPERATURES
+            for threads in self.settings.threads
+        ]
+
+    def _batches(self, streams: int) -> list[Prompts]:
+        """The prompts in batches of so many streams."""
+        return [self.prompts[at : at + streams] for at in range(0, len(self.prompts), streams)]
 
     def _arms(self, threads: int, streams: int) -> dict[str, Decode]:
         """The arms of a setting; transformers speculates for one prompt at a time only."""
@@ -112,8 +127,7 @@ class PeersBench:
         orders = alternating_orders(arms)
         if repeat % 2:
             next(orders)
-        for batch in range(len(self.prompts) // at.streams):
-            prompts = self.prompts[batch * at.streams : (batch + 1) * at.streams]
+        for batch, prompts in enumerate(self._batches(at.streams)):
             for arm in next(orders):
                 yield self._run(arm, arms[arm], prompts, at.temperature, batch, repeat)
 
@@ -238,14 +252,17 @@ def parse() -> argparse.Namespace:
         "--repeats", type=int, default=3, help="the most repeats of every arm on every prompt"
     )
     parser.add_argument(
+        "--warm-up", type=int, default=2, help="untimed runs of our speculation on every prompt, per setting"
+    )
+    parser.add_argument(
         "--seconds", type=float, default=500, help="start no repeat that ends later than this"
     )
-    parser.add_argument("--quick", action="store_true", help="one repeat of 64 tokens a request")
+    parser.add_argument("--quick", action="store_true", help="one repeat of 64 tokens, no warm-up")
     settings = parser.parse_args()
     if any(settings.prompts % streams for streams in settings.streams) or 1 not in settings.streams:
         parser.error("--streams must hold 1, and each number must divide --prompts")
     if settings.quick:
-        settings.repeats, settings.tokens = 1, 64
+        settings.repeats, settings.tokens, settings.warm_up = 1, 64, 0
     return settings
 
 
