@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -12,7 +13,7 @@ import pytest
 
 from orchestrator.front.http.bodies.bounds import LOOP_BYTES
 from outrider.tokens import TokenTable
-from tests.in_time import in_time
+from tests.in_time import each_in_time, in_time
 from tests.loop_time import MOST_S, longest_callback
 from tests.orchestrator.conftest import Front, World, next_id
 from tests.orchestrator.front.sending import send
@@ -145,28 +146,30 @@ async def check(front: Front, path: str, body: bytes) -> int:
     return status
 
 
-async def bodies_that_take_long(front: Front, kinds: Iterable[str], *sizes: int) -> dict[Any, str]:
-    """What is wrong, by the kind of a body and its bytes."""
-    wrong = {}
-    for what in kinds:
+async def check_each(front: Front, kinds: Iterable[str], *sizes: int) -> None:
+    """Checks a body of each kind and size, and those again that took the loop for long."""
+
+    async def checked(case: tuple[str, int]) -> None:
+        what, size = case
         path, make = BODIES[what]
-        for size in sizes:
-            try:
-                await check(front, path, of_size(make, size))
-            except AssertionError as error:
-                wrong[what, size] = str(error)
-    return wrong
+        try:
+            await check(front, path, of_size(make, size))
+        except AssertionError as error:
+            error.add_note(f"the body: {what}, {size} bytes")
+            raise
+
+    await each_in_time(checked, itertools.product(kinds, sizes))
 
 
 async def test_a_body_of_each_route_takes_the_loop_for_no_long(world: World, table: TokenTable) -> None:
     async with front(world, table) as at:
-        assert not await bodies_that_take_long(at, QUICK, LOOP_BYTES, 3 * LOOP_BYTES)
+        await check_each(at, QUICK, LOOP_BYTES, 3 * LOOP_BYTES)
 
 
 @pytest.mark.slow
 async def test_no_body_takes_the_loop_for_long(world: World, table: TokenTable) -> None:
     async with front(world, table) as at:
-        assert not await bodies_that_take_long(at, BODIES, LOOP_BYTES, 3 * LOOP_BYTES)
+        await check_each(at, BODIES, LOOP_BYTES, 3 * LOOP_BYTES)
 
 
 @pytest.mark.slow
