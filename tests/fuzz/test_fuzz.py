@@ -25,6 +25,7 @@ from tests.fuzz.canaries import Canaries, Seen
 from tests.fuzz.front_clients import Answers, GrpcFuzzClient, HttpFuzzClient, WrongAnswer
 from tests.fuzz.fuzzed_server import FuzzedServer
 from tests.fuzz.socket_client import LEGAL, SocketFuzzClient, frame
+from tests.in_time import in_time
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(4 * 3600)]
 
@@ -89,12 +90,12 @@ class FuzzRun:
         log = self.server.log(since=self._logged)
         assert "Traceback (most recent" not in log, log[-5000:]
         assert not self.canaries.seen.wrong, self.canaries.seen.wrong[:3]
-        assert self.canaries.seen.longest_gap_s < MOST_GAP_S
         before = self.answers.statuses["http 200"]
         self.send("http", [("/v1/completions", http_bodies.body("/v1/completions"))])
         assert self.answers.statuses["http 200"] == before + 1
         for stall in self.stalls():
-            assert stall["processor_seconds"] < MOST_STALL_S, stall
+            in_time(stall["processor_seconds"] < MOST_STALL_S, stall)
+        in_time((longest := self.canaries.seen.longest_gap_s) < MOST_GAP_S, longest)
 
     def stalls(self) -> list[dict[str, Any]]:
         """The recent stalls of the server's loop."""

@@ -15,6 +15,7 @@ import pytest
 from outrider.client import Client, Completion
 from outrider.v1.generation_pb2 import CancelRequest
 from speculative.errors import InvalidRequest, OutriderError, Superseded, Unavailable, UnknownModel
+from tests.in_time import in_time
 from tests.integration.live import REQUEST, ROOT, Up, stopped, until
 
 pytestmark = pytest.mark.usefixtures("unmoved")
@@ -142,7 +143,7 @@ def test_a_deadline_is_kept(up: Up, client: Client) -> None:
         began = time.monotonic()
         with pytest.raises(Unavailable):
             client.generate(ids=[5], timeout=0.5)
-        assert time.monotonic() - began < 15, "long before the verifier is given up"
+        in_time(time.monotonic() - began < 15, "it ended when the verifier was given up")
 
 
 def test_the_later_of_two_requests_has_the_session(up: Up, client: Client, plain_answer: Completion) -> None:

@@ -12,6 +12,7 @@ from orchestrator.service import build as build_orchestrator
 from orchestrator.settings import OrchestratorSettings
 from outrider.client import AsyncClient
 from tests.drafter.test_block import widened
+from tests.in_time import in_time
 from tests.integration.test_learning import running, served
 from verifier_service.service import build as build_verifier
 from verifier_service.settings import VerifierSettings
@@ -40,4 +41,4 @@ async def test_blocks_change_no_id(tiny_llama: Path, tmp_path: Path) -> None:
             options = {**asked, "max_tokens": 60, "ignore_eos": True}
             plain = await client.generate(**options, speculation=False)
             assert (await client.generate(**options)).ids == plain.ids
-        assert service.worker.counts.nodes_drafted > 0
+        in_time(service.worker.counts.nodes_drafted > 0, "the answers were over before")

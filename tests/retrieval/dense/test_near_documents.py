@@ -13,6 +13,7 @@ from retrieval_service.dense.embeddings import TableEmbedder, Vectors
 from retrieval_service.dense.errors import EmbeddingsFailed
 from retrieval_service.dense.library import PUBLIC, Chunking, DocumentLibrary
 from retrieval_service.dense.near_documents import NearDocuments, NearLimits, Searcher, TopicRule
+from tests.in_time import in_time
 
 RULE = TopicRule(window=8, every=4, threshold=0.7)
 SECONDS = 10
@@ -164,10 +165,10 @@ def test_a_search_under_way_never_holds_up_a_lookup(
             assert memory.lookup(topic(3)[:length], node_limit=9, depth=9) is None
             taken.append(time.perf_counter() - started)
         assert not documents.is_idle(0.01)
-        assert sorted(taken)[len(taken) // 2] < 0.05
         waiting.may_go.set()
         assert documents.is_idle(SECONDS)
         assert memory.lookup(topic(3)[:20], node_limit=9, depth=9)
+    in_time(sorted(taken)[len(taken) // 2] < 0.05, taken)
 
 
 def test_the_newest_wish_of_a_session_wins(waiting_library: DocumentLibrary, waiting: Waiting) -> None:
