@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fake_source import FakeSource, Garbage, Oracle, running
 from grpc.aio import AioRpcError
-from harness import GREEDY, Answer, Verifier, eventually, serving
+from harness import GREEDY, Answer, Verifier, eventually, serving, until_parked
 
 from outrider.lm.chains.chain_lm import ChainLM
 from outrider.lm.chains.pool import ChainPool
@@ -89,7 +89,7 @@ async def test_a_parked_session_goes_on_where_its_reader_comes_back(family: str)
         whole = (await verifier.generate(LONG, **PLAIN)).ids
         request = verifier.request(LONG, **DRAFTED)
         got = await first_ids(verifier, request)
-        await eventually(lambda: verifier.metric("sessions_parked") == 1)
+        await until_parked(verifier)
         assert verifier.server._engine.core.kv.running_slots == 0
         answer = await verifier.read(request, len(LONG) + len(got))
         assert got + answer.ids == whole

@@ -12,7 +12,7 @@ import grpc
 import jsonschema
 import pytest
 from fake_source import FakeSource, Garbage, Oracle, running
-from harness import Answer, Verifier, eventually, hold_steps_for_drafts, open_together, serving
+from harness import Answer, Verifier, hold_steps_for_drafts, open_together, serving, until_parked
 from ngram_lm import NgramLM
 
 from outrider.lm.runner import PackedLM
@@ -373,6 +373,6 @@ async def test_a_parked_session_goes_on_within_its_grammar() -> None:
     async with serving(target, orphan_grace_s=0.1) as verifier:
         request = verifier.request(PROMPT, **asked)
         await verifier.open(request)
-        await eventually(lambda: verifier.metric("sessions_parked") == 1)
+        await until_parked(verifier)
         answer = await verifier.read(request)
     assert (answer.ids, answer.finished) == (whole.ids, whole.finished)

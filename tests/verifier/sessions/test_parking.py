@@ -8,7 +8,7 @@ from typing import Any
 import grpc.aio
 import pytest
 from fake_source import FakeSource, running
-from harness import GREEDY, Verifier, eventually, serving
+from harness import GREEDY, Verifier, eventually, serving, until_parked
 from ngram_lm import NgramLM
 
 from outrider.v1 import common_pb2, verifier_pb2
@@ -32,7 +32,7 @@ async def quick_to_park(**settings: Any) -> AsyncIterator[Verifier]:
 
 async def parked(verifier: Verifier, request: verifier_pb2.OpenRequest) -> None:
     await verifier.open(request)
-    await eventually(lambda: verifier.metric("sessions_parked") == 1)
+    await until_parked(verifier)
     assert verifier.metric("num_requests_running") == 0
 
 
@@ -120,9 +120,9 @@ async def test_a_parked_session_can_be_cancelled() -> None:
 
 async def test_a_parked_session_ends_at_its_deadline_all_the_same() -> None:
     async with quick_to_park() as verifier:
-        request = verifier.request(PROMPT, new=NEW, time_left_ms=450)
+        request = verifier.request(PROMPT, new=NEW, time_left_ms=1_000)
         await parked(verifier, request)
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(1.0)
         answer = await verifier.read(request)
         assert (answer.finished, len(answer.ids) < NEW) == (CANCELLED, True)
         assert "deadline" in answer.message

@@ -18,6 +18,7 @@ from outrider.v1.verifier_pb2_grpc import VerifierStub
 from outrider.wire.channel import open_channel, server_options
 from outrider.wire.codec import sampling_to_wire
 from speculative.params import SamplingParams
+from tests.in_time import in_time
 from verifier_service.engine.step_cost import StepCostModel
 from verifier_service.remote_sources.stream import LinkLimits
 from verifier_service.server import VerifierServer
@@ -214,3 +215,9 @@ async def eventually(condition: Any, timeout_s: float = 100.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not come to be"
         await asyncio.sleep(0.005)
+
+
+async def until_parked(verifier: Verifier) -> None:
+    """Waits until the only session, which nobody reads, is parked."""
+    await eventually(lambda: not verifier.server._table.running)
+    in_time(verifier.metric("sessions_parked") == 1, "it was over before it was parked, or is forgotten")
