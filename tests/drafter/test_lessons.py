@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from outrider.learning.passages import PassageBuffer
 from outrider.learning.versions import WeightVersions
 from outrider.source.followed import SourceProfile
 from tests.drafter.support.lessons import order, taught
+from tests.in_time import in_time
 from tests.integration.live import until
+from tests.ranks import children_of
 
 CALM = Surroundings(0, 8.0)
 
@@ -135,28 +138,34 @@ def test_a_lesson_that_harms_or_ends_early_leaves_the_old_weights(school: School
     killed.join()
     learner.run_lesson()
     assert school.counts.outcomes[0] == "worse"
-    assert school.counts.outcomes[1] == "killed"
     assert school.worker.drafter is drafter
     assert school.worker.version == school.versions.state.current == 0
     assert [path for path in school.folder.iterdir() if path.is_dir()] == []
     school.close(learner)
+    in_time(school.counts.outcomes[1] == "killed", school.counts.outcomes)
 
 
 def _kill_amid_the_weights(folder: Path) -> None:
-    """Kills the child as soon as it has begun to write weights."""
+    """Kills the child as soon as it has begun to write weights; it is found before, as that takes longer."""
+    until(_lesson_children)
+    (child,) = _lesson_children()
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if list(folder.glob("[0-9]*.partial")):
-            break
+    while not list(folder.glob("[0-9]*.partial")) and time.monotonic() < deadline:
         time.sleep(0.0005)
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            ours = b"learning.child" in path.read_bytes()
-            mine = int((path.parent / "stat").read_text().rpartition(")")[2].split()[1]) == os.getpid()
-        except (OSError, IndexError):
-            continue
-        if ours and mine:
-            os.kill(int(path.parent.name), signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)
+
+
+def _lesson_children() -> list[int]:
+    """Process ids of the children that carry lessons out."""
+    return [pid for pid in children_of(os.getpid()) if b"learning.child" in command_of(pid)]
+
+
+def command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -75,7 +76,7 @@ async def test_a_verifiers_junk_costs_it_its_own_requests_alone(
 ) -> None:
     MALFORMED._next_line_at = 0.0  # an earlier test's line may be that of this second
     junk, good = JunkVerifier(method), await world.verifier()
-    noted = sum(MALFORMED.counts.values())
+    noted, began = sum(MALFORMED.counts.values()), time.monotonic()
     async with listening(junk) as address:
         with caplog.at_level(logging.WARNING):
             front = await world.ready(await world.front([address, good.address]))
@@ -91,5 +92,5 @@ async def test_a_verifiers_junk_costs_it_its_own_requests_alone(
     assert sum(MALFORMED.counts.values()) > noted
     texts = [record.getMessage() for record in caplog.records]
     lines = [text for text in texts if text.startswith("malformed message: no outrider.v1.")]
-    assert 1 <= len(lines) <= 5, "one a second at most"
+    assert 1 <= len(lines) <= 2 + time.monotonic() - began, "one a second at most"
     assert not traces(caplog)

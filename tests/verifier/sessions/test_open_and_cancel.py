@@ -12,6 +12,7 @@ from ngram_lm import NgramLM
 
 from outrider.v1 import common_pb2, verifier_pb2
 from outrider.wire.codec import epoch_from_text
+from tests.in_time import in_time
 
 STOP = common_pb2.FINISH_REASON_STOP
 LENGTH = common_pb2.FINISH_REASON_LENGTH
@@ -289,7 +290,8 @@ async def test_a_deadline_ends_a_session() -> None:
         answer = await verifier.generate([1, 2, 3], new=200, time_left_ms=60)
         assert answer.finished == CANCELLED
         assert "deadline" in answer.message
-        assert 0 < len(answer.ids) < 40
+        assert len(answer.ids) < 40
+        in_time(answer.ids, "the time was over before the first step")
         assert target.pool.used_slots == 0
 
 

@@ -13,6 +13,7 @@ from ngram_lm import NgramLM
 from outrider.v1 import common_pb2, verifier_pb2
 from outrider.wire.codec import SessionKey, key_to_wire
 from speculative.errors import InvalidRequest
+from tests.in_time import in_time
 from tests.verifier.sessions.test_session_table import FINISH, added, update
 from verifier_service.engine.messages import Finish
 from verifier_service.server import _BEAT_S
@@ -166,8 +167,8 @@ async def test_a_reader_with_a_session_gets_a_beat_with_the_tokens_of_every_step
         await call.write(verifier_pb2.WatchRequest(add=[cursor(request, 2)]))
         beats = await beats_until(call, the_last_step_is_over)
     assert [beat.step for beat in beats] == sorted(beat.step for beat in beats)
-    assert {13, 15, 17, 19} <= {beat.step for beat in beats}
-    assert any(5_000 < beat.expected_us < 100_000 for beat in beats)
+    in_time({13, 15, 17, 19} <= {beat.step for beat in beats}, "two steps were over before a message left")
+    in_time(any(5_000 < beat.expected_us < 100_000 for beat in beats), beats)
 
 
 async def test_a_reader_without_news_gets_few_of_the_beats_and_tells_that_the_verifier_lives() -> None:
@@ -180,7 +181,8 @@ async def test_a_reader_without_news_gets_few_of_the_beats_and_tells_that_the_ve
         began = time.monotonic()
         beats = await beats_until(call, lambda beats: beats[-1].step == 100 and not beats[-1].expected_us)
         most = (time.monotonic() - began) / QUIET_S + 3
-    assert 4 < len(beats) <= most < 100
+    assert len(beats) <= most
+    in_time(len(beats) > 4 and most < 100, "too slow to tell few beats from all")
 
 
 async def test_a_long_step_is_announced_at_once_to_a_reader_without_news() -> None:
