@@ -98,8 +98,9 @@ async def test_the_session_s_earlier_request_ends_with_one_that_waited_in_vain(
             await soon(waits)
             later.cancel()
         else:
-            with pytest.raises(Unavailable):
-                await ask(other, *key[:2], timeout=1.0)
+            while verifier.sessions[key].finished is None:  # a busy machine may need more time to record it
+                with pytest.raises(Unavailable):
+                    await ask(other, *key[:2], timeout=1.0)
         await world.until(lambda: verifier.sessions[key].finished is FinishReason.CANCELLED)
     await store.close()
     verifier.per_tick = 4
