@@ -55,7 +55,7 @@ class RedisServer:
 
     def _dialled(self) -> socket.socket:
         line = socket.socket(socket.AF_UNIX)
-        line.settimeout(5)
+        line.settimeout(60)
         try:
             line.connect(str(self._socket))
         except OSError:

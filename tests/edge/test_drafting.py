@@ -154,7 +154,7 @@ def test_a_broken_stream_that_python_frees_late_does_not_end_the_one_that_follow
     gc.collect()
     server.commit((first.ids[0] + 1) % VOCABULARY)
     drafting.idle()
-    while server.sent.get(timeout=5).drafts.base != 4:
+    while server.sent.get(timeout=WAIT_S).drafts.base != 4:
         pass
 
 

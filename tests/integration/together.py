@@ -45,7 +45,7 @@ def together(
     if started is not None:
         started.wait(60)
     for thread in threads:
-        thread.join(60)
+        thread.join(200)
     for answer in answers:
         if isinstance(answer, BaseException):
             raise answer

@@ -247,6 +247,6 @@ def test_a_process_whose_certificate_is_none_does_not_start_and_says_which_file(
     files["tls_key"].write_text("rubbish")
     toy = start_toy(*flags(files), wait=False)
     with pytest.raises(ServiceFailed, match=r"tls_key: .*drafter\.key") as failed:
-        toy.wait_ready(20)
+        toy.wait_ready(200)
     assert failed.value.code == "INVALID_ARGUMENT"
     assert "PRIVATE" not in json.dumps(str(failed.value))

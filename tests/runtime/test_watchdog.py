@@ -191,4 +191,4 @@ def test_a_service_tells_of_its_stalls(start_toy: Callable[..., ServiceProcess],
     until(lambda: "the event loop stood still" in log.read_text())
     (line,) = (line for line in log.read_text().splitlines() if "hold_the_loop" in line)
     assert "request=mine" in line
-    assert toy.stop(5) == 0
+    assert toy.stop(60) == 0

@@ -31,7 +31,7 @@ class SlowRows(NoiseRows):
 
     def draw_ahead(self, position: int) -> PositionNoise:
         self.log.append((threading.current_thread().name, position))
-        self.gate.wait(10)
+        self.gate.wait(60)
         return super().draw_ahead(position)
 
 
@@ -47,7 +47,7 @@ def ahead() -> Iterator[NoiseAhead]:
     drawing = NoiseAhead()
     drawing.start()
     yield drawing
-    drawing.stop(5)
+    drawing.stop(60)
 
 
 def test_without_drafts_the_next_two_positions_are_drawn() -> None:
@@ -82,7 +82,7 @@ def test_a_new_request_replaces_what_is_left_of_the_one_before(ahead: NoiseAhead
     rows.gate.set()
 
     wait_for(lambda: len(log) == 2)
-    assert ahead.stop(5)
+    assert ahead.stop(60)
     assert [position for _, position in log] == [1, 7]
 
 
