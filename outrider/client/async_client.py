@@ -18,8 +18,9 @@ from outrider.client.endpoints import (
     ping_patience_ms,
     time_left,
 )
+from outrider.client.open_streams import CLOSED, OpenStreams
 from outrider.client.options import Options, build_request, for_whole_answer
-from outrider.client.resuming import CLOSED, Resuming
+from outrider.client.resuming import Resuming
 from outrider.v1 import common_pb2, explain_pb2, generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationStub
 from outrider.wire.channel import open_channel
@@ -143,6 +144,7 @@ class AsyncClient:
             for one in addresses
         ]
         self._stubs: list[GenerationAsyncStub] = [GenerationStub(channel) for channel in self._channels]
+        self._streams = OpenStreams()
 
     async def generate(self, prompt: str | None = None, **options: Unpack[Options]) -> Completion:
         """The whole answer to one request. Raises OutriderError."""
@@ -155,10 +157,12 @@ class AsyncClient:
 
         def ask(resuming: Resuming) -> "AsyncCall":
             stub = self._stubs[resuming.orchestrator]
-            return stub.Generate(iter((resuming.request,)), timeout=time_left(ends), metadata=self._metadata)
+            messages, timeout = iter((resuming.request,)), time_left(ends)
+            with self._streams.beginning_a_call():
+                return stub.Generate(messages, timeout=timeout, metadata=self._metadata)
 
         resuming = Resuming(request, len(self._stubs), self._patience_s, ends=ends)
-        return AsyncStream(ask, resuming, options.get("n") or 1)
+        return self._streams.add(AsyncStream(ask, resuming, options.get("n") or 1))
 
     async def cancel(self, session: str, *, tenant: str = "") -> bool:
         """Cancels a session's request; returns whether one was running.
@@ -209,11 +213,12 @@ class AsyncClient:
         raise refusal
 
     async def _control(self, call: Callable[..., Any], request: object) -> Any:
-        with rpc_errors():
+        with self._streams.beginning_a_call(), rpc_errors():
             return await call(request, timeout=CONTROL_S, metadata=self._metadata)
 
     async def close(self) -> None:
         """Cancels running requests and closes all connections."""
+        self._streams.close()
         for channel in self._channels:
             await channel.close()
 

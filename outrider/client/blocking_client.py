@@ -17,8 +17,9 @@ from outrider.client.endpoints import (
     ping_patience_ms,
     time_left,
 )
+from outrider.client.open_streams import CLOSED, OpenStreams
 from outrider.client.options import Options, build_request, for_whole_answer
-from outrider.client.resuming import CLOSED, Resuming
+from outrider.client.resuming import Resuming
 from outrider.v1 import common_pb2, explain_pb2, generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationStub
 from outrider.wire.channel import open_sync_channel
@@ -51,8 +52,9 @@ class Stream(Iterator[Chunk]):
         while True:
             try:
                 return self._next()
-            except (Unavailable, Overloaded, Superseded) as error:
-                if self._builder.whole:  # only the end of the stream itself was lost
+            except OutriderError as error:
+                lost = isinstance(error, Unavailable | Overloaded | Superseded)
+                if lost and self._builder.whole:  # only the end of the stream itself was lost
                     raise StopIteration from None
                 if self._closed.is_set():
                     raise OutriderError(CLOSED) from error
@@ -130,6 +132,7 @@ class Client:
             for one in addresses
         ]
         self._stubs: list[GenerationStub] = [GenerationStub(channel) for channel in self._channels]
+        self._streams = OpenStreams()
 
     def generate(self, prompt: str | None = None, **options: Unpack[Options]) -> Completion:
         """The whole answer to one request. Raises OutriderError."""
@@ -142,10 +145,12 @@ class Client:
 
         def ask(resuming: Resuming) -> "grpc._CallIterator[generation_pb2.GenerateResponse]":
             stub = self._stubs[resuming.orchestrator]
-            return stub.Generate(iter((resuming.request,)), timeout=time_left(ends), metadata=self._metadata)
+            messages, timeout = iter((resuming.request,)), time_left(ends)
+            with self._streams.beginning_a_call():
+                return stub.Generate(messages, timeout=timeout, metadata=self._metadata)
 
         resuming = Resuming(request, len(self._stubs), self._patience_s, ends=ends)
-        return Stream(ask, resuming, options.get("n") or 1)
+        return self._streams.add(Stream(ask, resuming, options.get("n") or 1))
 
     def cancel(self, session: str, *, tenant: str = "") -> bool:
         """Cancels a session's request; returns whether one was running.
@@ -196,11 +201,12 @@ class Client:
         raise refusal
 
     def _control(self, call: Callable[..., Any], request: object) -> Any:
-        with rpc_errors():
+        with self._streams.beginning_a_call(), rpc_errors():
             return call(request, timeout=CONTROL_S, metadata=self._metadata)
 
     def close(self) -> None:
-        """Cancels running requests and closes all connections."""
+        """Cancels running requests and closes all connections. From any thread."""
+        self._streams.close()
         for channel in self._channels:
             channel.close()
 

@@ -11,7 +11,6 @@ from speculative.errors import OutriderError, Overloaded, Superseded, Unavailabl
 from speculative.params import SEED_BITS
 
 PAUSE_S = 0.1
-CLOSED = "the request was cancelled: its stream or its client was closed"
 
 
 class Resuming:

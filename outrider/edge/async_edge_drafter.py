@@ -138,12 +138,15 @@ class AsyncEdgeDrafter(AsyncClient):
             request.send = outbox.put
             request.ping = self._pinging(number)
             received = shown_to(drafting, request, resuming.request)
-            call = self._stubs[number].Generate(outbox, timeout=time_left(ends), metadata=self._metadata)
+            generate, timeout = self._stubs[number].Generate, time_left(ends)
+            with self._streams.beginning_a_call():
+                call = generate(outbox, timeout=timeout, metadata=self._metadata)
             return AsyncDraftedCall(call, outbox, received, lambda: drafting.lost(request))
 
         places, patience_s, ready = len(self._stubs), self._patience_s, self._wait_for_ready
         resuming = Resuming(offered.message, places, patience_s, ends=ends, wait_for_ready=ready)
-        return AsyncEdgeStream(ask, resuming, options.get("n") or 1, request, drafting)
+        stream = AsyncEdgeStream(ask, resuming, options.get("n") or 1, request, drafting)
+        return self._streams.add(stream)
 
     async def generate_locally(
         self, prompt: str | None = None, **options: Unpack[Options]

@@ -7,6 +7,7 @@ from typing import Unpack
 
 from outrider.client import Chunk, Client, Completion, Stream
 from outrider.client.endpoints import credentials_of, ends_at, patience_for, time_left
+from outrider.client.open_streams import OpenStreams
 from outrider.client.options import Options
 from outrider.client.resuming import Resuming
 from outrider.edge.backends import DraftModel
@@ -156,6 +157,7 @@ class EdgeDrafter(Client):
         if is_url(address):
             # Not the client's own beginning: there is no channel.
             self._patience_s, self._channels, self._stubs = patience_for([address], patience_s), [], []
+            self._streams = OpenStreams()
             self._transport = WebTransport(_web_address(address, api_key, ca, cert))
         else:
             super().__init__(
@@ -182,14 +184,16 @@ class EdgeDrafter(Client):
             request.send = outbox.put
             received = shown_to(drafting, request, resuming.request)
             left = choices - len(resuming.request.start.ended)
-            call, request.ping = self._transport.open(resuming.orchestrator, outbox, left, time_left(ends))
+            number, timeout = resuming.orchestrator, time_left(ends)
+            with self._streams.beginning_a_call():
+                call, request.ping = self._transport.open(number, outbox, left, timeout)
             return DraftedCall(call, outbox, received, lambda: drafting.lost(request))
 
         places, patience_s = self._transport.orchestrators, self._patience_s
         resuming = Resuming(
             offered.message, places, patience_s, ends=ends, wait_for_ready=self._wait_for_ready
         )
-        return EdgeStream(ask, resuming, choices, request, drafting)
+        return self._streams.add(EdgeStream(ask, resuming, choices, request, drafting))
 
     def stream_locally(self, prompt: str | None = None, **options: Unpack[Options]) -> LocalStream:
         """An answer of the device's own model, without the cloud: NOT the target's text.
@@ -213,7 +217,6 @@ class EdgeDrafter(Client):
         """Cancels running requests, closes all connections and frees the local model."""
         if self._local is not None:
             self._local.close()
-        self._transport.close()
         super().close()
         self._drafting.close()
 

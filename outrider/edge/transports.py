@@ -4,7 +4,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
-from weakref import WeakSet
 
 import grpc
 from grpc_health.v1 import health_pb2
@@ -42,9 +41,6 @@ class Transport(Protocol):
             timeout: seconds until the request is cancelled; None: never.
         """
 
-    def close(self) -> None:
-        """Cancels running requests."""
-
 
 class GrpcTransport:
     """Streams over a client's channels; `metadata` goes with every call."""
@@ -64,9 +60,6 @@ class GrpcTransport:
         """See Transport."""
         call: Any = self._stubs[number].Generate(outbox, timeout=timeout, metadata=self._metadata)
         return call, self._pinging(number)
-
-    def close(self) -> None:
-        """Does nothing: the client closes its channels, which cancels their requests."""
 
     def _pinging(self, number: int) -> Ping:
         """A function that measures a round trip, and never blocks."""
@@ -98,17 +91,10 @@ class WebTransport:
 
     def __init__(self, address: WebAddress) -> None:
         self._address = address
-        self._calls: WeakSet[WebSocketCall] = WeakSet()
 
     def open(
         self, number: int, outbox: Outbox, choices: int, timeout: float | None
     ) -> tuple[OpenedCall, Ping]:
         """See Transport."""
         call = WebSocketCall(self._address, outbox, choices, timeout)
-        self._calls.add(call)
         return call, call.ping
-
-    def close(self) -> None:
-        """Cancels running requests."""
-        for call in list(self._calls):
-            call.cancel()
