@@ -155,9 +155,7 @@ class BodyMetrics:
             "Time from a large HTTP body's arrival until a process has read it, or it was refused.",
             buckets=REQUEST_SECONDS,
         )
-        self.ended = metrics.counter(
-            "body_processes_ended", "Processes that were replaced because of a body that they read."
-        )
+        self.ended = metrics.counter("body_processes_ended", "Processes that read bodies and were replaced.")
 
 
 class EdgeMetrics:

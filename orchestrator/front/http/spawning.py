@@ -42,6 +42,11 @@ class KillableProcess:
             raise
         return cls(process, *streams)
 
+    @property
+    def runs(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process.poll() is None
+
     async def close(self) -> None:
         """Kill the process, and wait until it is gone."""
         # Nothing is flushed: a process that no longer reads would never take the rest.

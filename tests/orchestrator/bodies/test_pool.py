@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,12 @@ def environment_of(pid: int) -> bytes:
     return Path(f"/proc/{pid}/environ").read_bytes()
 
 
+async def until(happened: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not happened():  # noqa: ASYNC110  # other processes make it happen
+            await asyncio.sleep(0.005)
+
+
 async def test_a_body_read_by_a_process_is_the_body_read_here(pool: Pool) -> None:
     body = {"prompt": [[5, 2**32 - 1], [7]], "logit_bias": {"5": 1.5}, "stop": ["é"], "seed": 2**64 - 1}
     body["prediction"] = {"type": "content", "content": [{"type": "text", "text": "日"}] * 2}
@@ -157,16 +163,40 @@ async def test_a_template_cannot_see_what_the_orchestrator_has(
     assert b"secret" not in environment_of(pid)
 
 
-async def test_a_process_that_is_killed_refuses_its_body_and_is_replaced(pool: Pool) -> None:
+async def test_a_process_that_is_killed_amid_a_body_is_replaced_and_the_body_read_again(pool: Pool) -> None:
     await pool.rendered("ok")
     (first,) = pool.children()
+    asking = asyncio.create_task(pool.read(BodyKind.COMPLETION, {"prompt": "x" * 2**23}))
+    os.kill(first, signal.SIGSTOP)  # so that it cannot be done before it is killed
+    await until(lambda: not pool.pool._ready)
+    os.kill(first, signal.SIGKILL)
+    assert (await asking).prompts == ("x" * 2**23,)
+    assert first not in pool.children()
+    assert len(pool.ended) == 1
+
+
+async def test_a_process_that_is_killed_between_two_bodies_costs_no_client_a_refusal(pool: Pool) -> None:
+    await pool.rendered("ok")
+    (first,) = pool.children()
+    os.kill(first, signal.SIGKILL)
+    flags = os.WEXITED | os.WNOWAIT  # it is gone, and nobody has noticed
+    await asyncio.to_thread(os.waitid, os.P_PID, first, flags)
+    assert await pool.rendered("ok") == "ok"
+    assert first not in pool.children()
+    assert len(pool.ended) == 1
+
+
+async def test_a_body_amid_which_two_processes_are_killed_is_refused(pool: Pool) -> None:
     asking = asyncio.create_task(pool.rendered(ENDLESS))
-    await asyncio.sleep(0.2)
-    os.kill(first, 9)
+    await until(pool.children)
+    (first,) = pool.children()
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: {*pool.children()} - {first})
+    (second,) = {*pool.children()} - {first}
+    os.kill(second, signal.SIGKILL)
     with pytest.raises(FieldRefused, match="too much time or memory"):
         await asking
     assert await pool.rendered("ok") == "ok"
-    assert first not in pool.children()
 
 
 async def test_a_process_that_stops_reading_a_body_is_killed_and_replaced(
@@ -205,9 +235,7 @@ async def test_a_body_is_not_held_up_by_another_clients_templates(pool: Pool) ->
 
 async def test_the_body_of_a_client_that_leaves_waits_no_longer(pool: Pool) -> None:
     hanging = [asyncio.create_task(pool.rendered(ENDLESS, f"{number}")) for number in range(4)]
-    async with asyncio.timeout(60):
-        while pool.pool.waiting != 2:  # noqa: ASYNC110  # its processes take the others
-            await asyncio.sleep(0.01)
+    await until(lambda: pool.pool.waiting == 2)
     for task in hanging:
         task.cancel()
     await asyncio.gather(*hanging, return_exceptions=True)
@@ -265,11 +293,11 @@ async def test_the_pool_says_how_long_bodies_took_how_many_wait_and_which_proces
     assert (len(pool.seconds), pool.ended, pool.pool.waiting) == (1, [], 0)
     hanging = [asyncio.create_task(pool.rendered(ENDLESS, f"{number}")) for number in range(4)]
     await asyncio.sleep(0.1)
-    async with asyncio.timeout(60):
-        while pool.pool.waiting != 2:  # noqa: ASYNC110  # its processes take them
-            await asyncio.sleep(0.01)
-    for pid in pool.children():
-        os.kill(pid, signal.SIGKILL)
+    await until(lambda: pool.pool.waiting == 2)
+    while not hanging[0].done():
+        for pid in pool.children():
+            os.kill(pid, signal.SIGKILL)
+        await asyncio.sleep(0.01)
     with pytest.raises(FieldRefused):
         await hanging[0]
     assert len(pool.ended) >= 1

@@ -42,7 +42,7 @@ MODULE = "orchestrator.front.http.bodies.reader"
 
 
 class ReaderEnded(Exception):
-    """A process ended while it read a body: the kernel or the parent killed it."""
+    """A process ended before it handed its body back: it was killed."""
 
 
 @dataclass(eq=False, slots=True)
@@ -104,7 +104,7 @@ class ReaderPool:
     Args:
         count: the most processes.
         observe: called with the seconds that a body took, from its place in the queue until it was read.
-        ended: called for each process that ended, or was ended, while it read a body or behind one.
+        ended: called for each process that ended or was ended, apart from those that `stop` ends.
     """
 
     def __init__(
@@ -195,22 +195,40 @@ class ReaderPool:
             self._queue.done(owner)
 
     async def _read(self, waiting: _Waiting) -> ReadBody:
-        process = self._ready.pop() if self._ready else await ReaderProcess.start()
         try:
             async with asyncio.timeout(WALL_S):
-                return await process.read(waiting.task, waiting.data)
+                try:
+                    return await self._read_by(await self._idle_process(), waiting)
+                except ReaderEnded:  # once may be another's doing; twice, it is the body's
+                    return await self._read_by(await ReaderProcess.start(), waiting)
         except TimeoutError:
             raise Overloaded("this orchestrator is too busy to read a large body", 1.0) from None
         except ReaderEnded:
             raise FieldRefused(
                 None, "the body takes too much time or memory to read; make it smaller"
             ) from None
+
+    async def _read_by(self, process: ReaderProcess, waiting: _Waiting) -> ReadBody:
+        try:
+            return await process.read(waiting.task, waiting.data)
         finally:
             if process.usable:
                 self._ready.append(process)
             else:
-                self._ended()
-                await process.close()
+                await self._clear_away(process)
+
+    async def _idle_process(self) -> ReaderProcess:
+        """A process that waits for a body; a new one where none does."""
+        while self._ready:
+            process = self._ready.pop()
+            if process.runs:
+                return process
+            await self._clear_away(process)
+        return await ReaderProcess.start()
+
+    async def _clear_away(self, process: ReaderProcess) -> None:
+        self._ended()
+        await process.close()
 
 
 def _end(waiting: _Waiting) -> None:
