@@ -6,8 +6,8 @@ library.
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
@@ -20,6 +20,7 @@ from speculative.request_bounds import (
     MAX_CHOICE_BYTES,
     MAX_CHOICE_TEXTS,
     MAX_LARK_BYTES,
+    MAX_PREAMBLE_BYTES,
     MAX_REGEX_BYTES,
     MAX_SCHEMA_BYTES,
 )
@@ -45,7 +46,7 @@ _MOST_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A grammar that the generated text has to match from its first byte on.
+    """A grammar that the generated text has to match from its first byte on, or from the end of a preamble.
 
     Raises:
         InvalidRequest: too large, or a schema that is no JSON object. The compiler finds all other errors.
@@ -55,8 +56,12 @@ class Grammar:
     text: str = ""
     """The schema as JSON, the regular expression, the texts of a choice as a JSON array (`one_of`), or the
     grammar in Lark's language; empty for any JSON object."""
+    preamble: str = ""
+    """The grammar, in Lark's language, of what comes before the text; empty: nothing does."""
 
     def __post_init__(self) -> None:
+        if (size := len(self.preamble.encode("utf-8", "replace"))) > MAX_PREAMBLE_BYTES:
+            raise InvalidRequest(f"preamble has {size} bytes; give at most {MAX_PREAMBLE_BYTES}")
         if self.kind is GrammarKind.JSON_OBJECT:
             if self.text:
                 raise InvalidRequest(f"json_object stands alone, without {self.text[:80]!r}")
@@ -83,6 +88,13 @@ class Grammar:
                 f"choice has an empty text, number {listed.index('')}; every text needs a character"
             )
         return cls(GrammarKind.CHOICE, json.dumps(listed, ensure_ascii=False))
+
+    def parts(self) -> Mapping[str, "Grammar"]:
+        """The grammars of the preamble, if there is one, and of the text, by the names that requests use."""
+        if not self.preamble:
+            return {self.kind: self}
+        before = Grammar(GrammarKind.LARK, self.preamble)
+        return {"preamble": before, self.kind: replace(self, preamble="")}
 
     def texts(self) -> tuple[str, ...]:
         """The texts of a choice."""

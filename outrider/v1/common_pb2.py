@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/common.proto\x12\x0boutrider.v1\"=\n\nSessionKey\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0f\n\x07session\x18\x02 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\r\"\xf2\x04\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x38\n\nlogit_bias\x18\x08 \x03(\x0b\x32$.outrider.v1.Sampling.LogitBiasEntry\x12\x17\n\nmin_tokens\x18\t \x01(\x03H\x07\x88\x01\x01\x12\x17\n\nignore_eos\x18\n \x01(\x08H\x08\x88\x01\x01\x12\x10\n\x08stop_ids\x18\x0b \x03(\r\x12\x1e\n\x11\x63ontrast_strength\x18\x0c \x01(\x01H\t\x88\x01\x01\x12\"\n\x15\x63ontrast_plausibility\x18\r \x01(\x01H\n\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x14\n\x12_contrast_strengthB\x18\n\x16_contrast_plausibility\"\x8d\x01\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x03 \x01(\x08H\x00\x12+\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x19.outrider.v1.AllowedTextsH\x00\x12\x0e\n\x04lark\x18\x05 \x01(\tH\x00\x42\x06\n\x04kind\"\x1d\n\x0c\x41llowedTexts\x12\r\n\x05texts\x18\x01 \x03(\t\"d\n\x08Logprobs\x12\x19\n\x0ctop_logprobs\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12,\n\x0blogprobs_of\x18\x02 \x01(\x0e\x32\x17.outrider.v1.LogprobsOfB\x0f\n\r_top_logprobs\"F\n\x0cTokenLogprob\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0f\n\x07top_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"\x98\x08\n\tCriterion\x12\x31\n\x07typical\x18\x01 \x01(\x0b\x32\x1e.outrider.v1.Criterion.TypicalH\x00\x12\x31\n\x07specdec\x18\x02 \x01(\x0b\x32\x1e.outrider.v1.Criterion.SpecDecH\x00\x12\x35\n\tblockwise\x18\x03 \x01(\x0b\x32 .outrider.v1.Criterion.BlockwiseH\x00\x12+\n\x04\x62ild\x18\x04 \x01(\x0b\x32\x1b.outrider.v1.Criterion.BiLDH\x00\x12-\n\x05ratio\x18\x05 \x01(\x0b\x32\x1c.outrider.v1.Criterion.RatioH\x00\x12\x36\n\nmulti_step\x18\x06 \x01(\x0b\x32 .outrider.v1.Criterion.MultiStepH\x00\x12H\n\x13without_replacement\x18\x07 \x01(\x0b\x32).outrider.v1.Criterion.WithoutReplacementH\x00\x12,\n\x05k_seq\x18\x08 \x01(\x0b\x32\x1b.outrider.v1.Criterion.KSeqH\x00\x12\x39\n\x05\x62lock\x18\t \x01(\x0b\x32(.outrider.v1.Criterion.BlockVerificationH\x00\x12\x33\n\x08lenience\x18\n \x01(\x0b\x32\x1f.outrider.v1.Criterion.LenienceH\x00\x1aI\n\x07Typical\x12\x14\n\x07\x65psilon\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05\x64\x65lta\x18\x02 \x01(\x01H\x01\x88\x01\x01\x42\n\n\x08_epsilonB\x08\n\x06_delta\x1a?\n\x07SpecDec\x12\x11\n\x04\x62\x65ta\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x10\n\x03gap\x18\x02 \x01(\x01H\x01\x88\x01\x01\x42\x07\n\x05_betaB\x06\n\x04_gap\x1aw\n\tBlockwise\x12\x12\n\x05top_k\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x15\n\x08\x64istance\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x18\n\x0bleast_block\x18\x03 \x01(\x03H\x02\x88\x01\x01\x42\x08\n\x06_top_kB\x0b\n\t_distanceB\x0e\n\x0c_least_block\x1ap\n\x04\x42iLD\x12\x15\n\x08\x66\x61llback\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x15\n\x08rollback\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x14\n\x07\x64issent\x18\x03 \x01(\x03H\x02\x88\x01\x01\x42\x0b\n\t_fallbackB\x0b\n\t_rollbackB\n\n\x08_dissent\x1a\x07\n\x05Ratio\x1a\x0b\n\tMultiStep\x1a\x14\n\x12WithoutReplacement\x1a\x06\n\x04KSeq\x1a\x13\n\x11\x42lockVerification\x1a*\n\x08Lenience\x12\x13\n\x06\x66\x61\x63tor\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\t\n\x07_factorB\x06\n\x04kind\"\xc2\x03\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x0e\n\x06rounds\x18\x03 \x01(\r\x12\x44\n\x12\x61\x63\x63\x65pted_by_source\x18\x04 \x03(\x0b\x32(.outrider.v1.Usage.AcceptedBySourceEntry\x12\x42\n\x11\x64rafted_by_source\x18\x05 \x03(\x0b\x32\'.outrider.v1.Usage.DraftedBySourceEntry\x12\x10\n\x08\x61\x64mitted\x18\x06 \x01(\r\x12\x12\n\nrecoveries\x18\x07 \x01(\r\x12\x18\n\x10replay_identical\x18\x08 \x01(\x08\x12\x15\n\rcached_tokens\x18\t \x01(\r\x12%\n\x07promise\x18\n \x01(\x0e\x32\x14.outrider.v1.Promise\x1a\x37\n\x15\x41\x63\x63\x65ptedBySourceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a\x36\n\x14\x44raftedBySourceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01*Y\n\nLogprobsOf\x12\x1b\n\x17LOGPROBS_OF_UNSPECIFIED\x10\x00\x12\x13\n\x0fLOGPROBS_OF_RAW\x10\x01\x12\x19\n\x15LOGPROBS_OF_PROCESSED\x10\x02*\x95\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04*c\n\x07Promise\x12\x17\n\x13PROMISE_UNSPECIFIED\x10\x00\x12\x14\n\x10PROMISE_SAME_IDS\x10\x01\x12\x14\n\x10PROMISE_SAME_LAW\x10\x02\x12\x13\n\x0fPROMISE_RELAXED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/common.proto\x12\x0boutrider.v1\"=\n\nSessionKey\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0f\n\x07session\x18\x02 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\r\"\xf2\x04\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x38\n\nlogit_bias\x18\x08 \x03(\x0b\x32$.outrider.v1.Sampling.LogitBiasEntry\x12\x17\n\nmin_tokens\x18\t \x01(\x03H\x07\x88\x01\x01\x12\x17\n\nignore_eos\x18\n \x01(\x08H\x08\x88\x01\x01\x12\x10\n\x08stop_ids\x18\x0b \x03(\r\x12\x1e\n\x11\x63ontrast_strength\x18\x0c \x01(\x01H\t\x88\x01\x01\x12\"\n\x15\x63ontrast_plausibility\x18\r \x01(\x01H\n\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x14\n\x12_contrast_strengthB\x18\n\x16_contrast_plausibility\"\x9f\x01\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x03 \x01(\x08H\x00\x12+\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x19.outrider.v1.AllowedTextsH\x00\x12\x0e\n\x04lark\x18\x05 \x01(\tH\x00\x12\x10\n\x08preamble\x18\x06 \x01(\tB\x06\n\x04kind\"\x1d\n\x0c\x41llowedTexts\x12\r\n\x05texts\x18\x01 \x03(\t\"d\n\x08Logprobs\x12\x19\n\x0ctop_logprobs\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12,\n\x0blogprobs_of\x18\x02 \x01(\x0e\x32\x17.outrider.v1.LogprobsOfB\x0f\n\r_top_logprobs\"F\n\x0cTokenLogprob\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0f\n\x07top_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"\x98\x08\n\tCriterion\x12\x31\n\x07typical\x18\x01 \x01(\x0b\x32\x1e.outrider.v1.Criterion.TypicalH\x00\x12\x31\n\x07specdec\x18\x02 \x01(\x0b\x32\x1e.outrider.v1.Criterion.SpecDecH\x00\x12\x35\n\tblockwise\x18\x03 \x01(\x0b\x32 .outrider.v1.Criterion.BlockwiseH\x00\x12+\n\x04\x62ild\x18\x04 \x01(\x0b\x32\x1b.outrider.v1.Criterion.BiLDH\x00\x12-\n\x05ratio\x18\x05 \x01(\x0b\x32\x1c.outrider.v1.Criterion.RatioH\x00\x12\x36\n\nmulti_step\x18\x06 \x01(\x0b\x32 .outrider.v1.Criterion.MultiStepH\x00\x12H\n\x13without_replacement\x18\x07 \x01(\x0b\x32).outrider.v1.Criterion.WithoutReplacementH\x00\x12,\n\x05k_seq\x18\x08 \x01(\x0b\x32\x1b.outrider.v1.Criterion.KSeqH\x00\x12\x39\n\x05\x62lock\x18\t \x01(\x0b\x32(.outrider.v1.Criterion.BlockVerificationH\x00\x12\x33\n\x08lenience\x18\n \x01(\x0b\x32\x1f.outrider.v1.Criterion.LenienceH\x00\x1aI\n\x07Typical\x12\x14\n\x07\x65psilon\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05\x64\x65lta\x18\x02 \x01(\x01H\x01\x88\x01\x01\x42\n\n\x08_epsilonB\x08\n\x06_delta\x1a?\n\x07SpecDec\x12\x11\n\x04\x62\x65ta\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x10\n\x03gap\x18\x02 \x01(\x01H\x01\x88\x01\x01\x42\x07\n\x05_betaB\x06\n\x04_gap\x1aw\n\tBlockwise\x12\x12\n\x05top_k\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x15\n\x08\x64istance\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x18\n\x0bleast_block\x18\x03 \x01(\x03H\x02\x88\x01\x01\x42\x08\n\x06_top_kB\x0b\n\t_distanceB\x0e\n\x0c_least_block\x1ap\n\x04\x42iLD\x12\x15\n\x08\x66\x61llback\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x15\n\x08rollback\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x14\n\x07\x64issent\x18\x03 \x01(\x03H\x02\x88\x01\x01\x42\x0b\n\t_fallbackB\x0b\n\t_rollbackB\n\n\x08_dissent\x1a\x07\n\x05Ratio\x1a\x0b\n\tMultiStep\x1a\x14\n\x12WithoutReplacement\x1a\x06\n\x04KSeq\x1a\x13\n\x11\x42lockVerification\x1a*\n\x08Lenience\x12\x13\n\x06\x66\x61\x63tor\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\t\n\x07_factorB\x06\n\x04kind\"\xc2\x03\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x0e\n\x06rounds\x18\x03 \x01(\r\x12\x44\n\x12\x61\x63\x63\x65pted_by_source\x18\x04 \x03(\x0b\x32(.outrider.v1.Usage.AcceptedBySourceEntry\x12\x42\n\x11\x64rafted_by_source\x18\x05 \x03(\x0b\x32\'.outrider.v1.Usage.DraftedBySourceEntry\x12\x10\n\x08\x61\x64mitted\x18\x06 \x01(\r\x12\x12\n\nrecoveries\x18\x07 \x01(\r\x12\x18\n\x10replay_identical\x18\x08 \x01(\x08\x12\x15\n\rcached_tokens\x18\t \x01(\r\x12%\n\x07promise\x18\n \x01(\x0e\x32\x14.outrider.v1.Promise\x1a\x37\n\x15\x41\x63\x63\x65ptedBySourceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a\x36\n\x14\x44raftedBySourceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01*Y\n\nLogprobsOf\x12\x1b\n\x17LOGPROBS_OF_UNSPECIFIED\x10\x00\x12\x13\n\x0fLOGPROBS_OF_RAW\x10\x01\x12\x19\n\x15LOGPROBS_OF_PROCESSED\x10\x02*\x95\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04*c\n\x07Promise\x12\x17\n\x13PROMISE_UNSPECIFIED\x10\x00\x12\x14\n\x10PROMISE_SAME_IDS\x10\x01\x12\x14\n\x10PROMISE_SAME_LAW\x10\x02\x12\x13\n\x0fPROMISE_RELAXED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,12 +37,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_USAGE_ACCEPTEDBYSOURCEENTRY']._serialized_options = b'8\001'
   _globals['_USAGE_DRAFTEDBYSOURCEENTRY']._loaded_options = None
   _globals['_USAGE_DRAFTEDBYSOURCEENTRY']._serialized_options = b'8\001'
-  _globals['_LOGPROBSOF']._serialized_start=2586
-  _globals['_LOGPROBSOF']._serialized_end=2675
-  _globals['_FINISHREASON']._serialized_start=2678
-  _globals['_FINISHREASON']._serialized_end=2827
-  _globals['_PROMISE']._serialized_start=2829
-  _globals['_PROMISE']._serialized_end=2928
+  _globals['_LOGPROBSOF']._serialized_start=2604
+  _globals['_LOGPROBSOF']._serialized_end=2693
+  _globals['_FINISHREASON']._serialized_start=2696
+  _globals['_FINISHREASON']._serialized_end=2845
+  _globals['_PROMISE']._serialized_start=2847
+  _globals['_PROMISE']._serialized_end=2946
   _globals['_SESSIONKEY']._serialized_start=41
   _globals['_SESSIONKEY']._serialized_end=102
   _globals['_SAMPLING']._serialized_start=105
@@ -50,39 +50,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=493
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=541
   _globals['_GRAMMAR']._serialized_start=734
-  _globals['_GRAMMAR']._serialized_end=875
-  _globals['_ALLOWEDTEXTS']._serialized_start=877
-  _globals['_ALLOWEDTEXTS']._serialized_end=906
-  _globals['_LOGPROBS']._serialized_start=908
-  _globals['_LOGPROBS']._serialized_end=1008
-  _globals['_TOKENLOGPROB']._serialized_start=1010
-  _globals['_TOKENLOGPROB']._serialized_end=1080
-  _globals['_CRITERION']._serialized_start=1083
-  _globals['_CRITERION']._serialized_end=2131
-  _globals['_CRITERION_TYPICAL']._serialized_start=1633
-  _globals['_CRITERION_TYPICAL']._serialized_end=1706
-  _globals['_CRITERION_SPECDEC']._serialized_start=1708
-  _globals['_CRITERION_SPECDEC']._serialized_end=1771
-  _globals['_CRITERION_BLOCKWISE']._serialized_start=1773
-  _globals['_CRITERION_BLOCKWISE']._serialized_end=1892
-  _globals['_CRITERION_BILD']._serialized_start=1894
-  _globals['_CRITERION_BILD']._serialized_end=2006
-  _globals['_CRITERION_RATIO']._serialized_start=2008
-  _globals['_CRITERION_RATIO']._serialized_end=2015
-  _globals['_CRITERION_MULTISTEP']._serialized_start=2017
-  _globals['_CRITERION_MULTISTEP']._serialized_end=2028
-  _globals['_CRITERION_WITHOUTREPLACEMENT']._serialized_start=2030
-  _globals['_CRITERION_WITHOUTREPLACEMENT']._serialized_end=2050
-  _globals['_CRITERION_KSEQ']._serialized_start=2052
-  _globals['_CRITERION_KSEQ']._serialized_end=2058
-  _globals['_CRITERION_BLOCKVERIFICATION']._serialized_start=2060
-  _globals['_CRITERION_BLOCKVERIFICATION']._serialized_end=2079
-  _globals['_CRITERION_LENIENCE']._serialized_start=2081
-  _globals['_CRITERION_LENIENCE']._serialized_end=2123
-  _globals['_USAGE']._serialized_start=2134
-  _globals['_USAGE']._serialized_end=2584
-  _globals['_USAGE_ACCEPTEDBYSOURCEENTRY']._serialized_start=2473
-  _globals['_USAGE_ACCEPTEDBYSOURCEENTRY']._serialized_end=2528
-  _globals['_USAGE_DRAFTEDBYSOURCEENTRY']._serialized_start=2530
-  _globals['_USAGE_DRAFTEDBYSOURCEENTRY']._serialized_end=2584
+  _globals['_GRAMMAR']._serialized_end=893
+  _globals['_ALLOWEDTEXTS']._serialized_start=895
+  _globals['_ALLOWEDTEXTS']._serialized_end=924
+  _globals['_LOGPROBS']._serialized_start=926
+  _globals['_LOGPROBS']._serialized_end=1026
+  _globals['_TOKENLOGPROB']._serialized_start=1028
+  _globals['_TOKENLOGPROB']._serialized_end=1098
+  _globals['_CRITERION']._serialized_start=1101
+  _globals['_CRITERION']._serialized_end=2149
+  _globals['_CRITERION_TYPICAL']._serialized_start=1651
+  _globals['_CRITERION_TYPICAL']._serialized_end=1724
+  _globals['_CRITERION_SPECDEC']._serialized_start=1726
+  _globals['_CRITERION_SPECDEC']._serialized_end=1789
+  _globals['_CRITERION_BLOCKWISE']._serialized_start=1791
+  _globals['_CRITERION_BLOCKWISE']._serialized_end=1910
+  _globals['_CRITERION_BILD']._serialized_start=1912
+  _globals['_CRITERION_BILD']._serialized_end=2024
+  _globals['_CRITERION_RATIO']._serialized_start=2026
+  _globals['_CRITERION_RATIO']._serialized_end=2033
+  _globals['_CRITERION_MULTISTEP']._serialized_start=2035
+  _globals['_CRITERION_MULTISTEP']._serialized_end=2046
+  _globals['_CRITERION_WITHOUTREPLACEMENT']._serialized_start=2048
+  _globals['_CRITERION_WITHOUTREPLACEMENT']._serialized_end=2068
+  _globals['_CRITERION_KSEQ']._serialized_start=2070
+  _globals['_CRITERION_KSEQ']._serialized_end=2076
+  _globals['_CRITERION_BLOCKVERIFICATION']._serialized_start=2078
+  _globals['_CRITERION_BLOCKVERIFICATION']._serialized_end=2097
+  _globals['_CRITERION_LENIENCE']._serialized_start=2099
+  _globals['_CRITERION_LENIENCE']._serialized_end=2141
+  _globals['_USAGE']._serialized_start=2152
+  _globals['_USAGE']._serialized_end=2602
+  _globals['_USAGE_ACCEPTEDBYSOURCEENTRY']._serialized_start=2491
+  _globals['_USAGE_ACCEPTEDBYSOURCEENTRY']._serialized_end=2546
+  _globals['_USAGE_DRAFTEDBYSOURCEENTRY']._serialized_start=2548
+  _globals['_USAGE_DRAFTEDBYSOURCEENTRY']._serialized_end=2602
 # @@protoc_insertion_point(module_scope)

@@ -289,8 +289,9 @@ Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
 
 @_typing.final
 class Grammar(_message.Message):
-    """Constrains the generated text from its first byte on; exactly one kind is set. No id can be chosen that
-    breaks the constraint, and the target's end-of-sequence ids only where the text is complete.
+    """Constrains the generated text from its first byte on, or from the end of the preamble; exactly one kind is set.
+    No id can be chosen that breaks the constraint, and the target's end-of-sequence ids only where the text is
+    complete.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -300,6 +301,7 @@ class Grammar(_message.Message):
     JSON_OBJECT_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
     LARK_FIELD_NUMBER: _builtins.int
+    PREAMBLE_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
     """The text is JSON that this schema allows. The schema is a JSON object as text, at most 65,536 bytes;
     keywords that cannot be enforced are refused by name.
@@ -314,6 +316,10 @@ class Grammar(_message.Message):
     """Grammar that the whole output must follow, from its rule `start` on: 1 to 65,536 bytes in Lark's language,
     as llguidance reads it, without %llguidance.
     """
+    preamble: _builtins.str
+    """Grammar of what comes before the text, such as reasoning up to its end mark: at most 4,096 bytes in Lark's
+    language, as in `lark`. Empty: the text comes first.
+    """
     @_builtins.property
     def choice(self) -> Global___AllowedTexts:
         """Texts of which the whole output must be one."""
@@ -326,10 +332,11 @@ class Grammar(_message.Message):
         json_object: _builtins.bool = ...,
         choice: Global___AllowedTexts | None = ...,
         lark: _builtins.str = ...,
+        preamble: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "lark", b"lark", "regex", b"regex"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "lark", b"lark", "regex", b"regex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "lark", b"lark", "preamble", b"preamble", "regex", b"regex"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["json_schema", "regex", "json_object", "choice", "lark"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015

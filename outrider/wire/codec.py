@@ -5,6 +5,7 @@ This module knows nothing of sockets, sessions or models.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import IntEnum
 from typing import Literal, NamedTuple, get_args
 
@@ -144,32 +145,35 @@ def logprobs_from_wire(message: common_pb2.Logprobs) -> Logprobs:
 
 
 def grammar_to_wire(grammar: Grammar) -> common_pb2.Grammar:
+    message = common_pb2.Grammar(preamble=grammar.preamble)
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
-            return common_pb2.Grammar(json_schema=grammar.text)
+            message.json_schema = grammar.text
         case GrammarKind.REGEX:
-            return common_pb2.Grammar(regex=grammar.text)
+            message.regex = grammar.text
         case GrammarKind.JSON_OBJECT:
-            return common_pb2.Grammar(json_object=True)
+            message.json_object = True
         case GrammarKind.CHOICE:
-            return common_pb2.Grammar(choice=common_pb2.AllowedTexts(texts=grammar.texts()))
+            message.choice.texts.extend(grammar.texts())
         case GrammarKind.LARK:
-            return common_pb2.Grammar(lark=grammar.text)
+            message.lark = grammar.text
+    return message
 
 
 def grammar_from_wire(message: common_pb2.Grammar) -> Grammar:
     """A grammar from the wire. Raises InvalidRequest for one that is too large, invalid or absent."""
+    preamble = message.preamble
     match message.WhichOneof("kind"):
         case "json_schema":
-            return Grammar(GrammarKind.JSON_SCHEMA, message.json_schema)
+            return Grammar(GrammarKind.JSON_SCHEMA, message.json_schema, preamble)
         case "regex":
-            return Grammar(GrammarKind.REGEX, message.regex)
+            return Grammar(GrammarKind.REGEX, message.regex, preamble)
         case "json_object" if message.json_object:
-            return Grammar(GrammarKind.JSON_OBJECT)
+            return Grammar(GrammarKind.JSON_OBJECT, preamble=preamble)
         case "choice":
-            return Grammar.one_of(message.choice.texts)
+            return replace(Grammar.one_of(message.choice.texts), preamble=preamble)
         case "lark":
-            return Grammar(GrammarKind.LARK, message.lark)
+            return Grammar(GrammarKind.LARK, message.lark, preamble)
     raise InvalidRequest(f"grammar is empty; give one of {', '.join(GrammarKind)}")
 
 

@@ -1,6 +1,7 @@
 """Messages and values: values arrive as they were sent, and keep within their bytes."""
 
 import time
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -94,6 +95,16 @@ def test_sampling_parameters_arrive_as_they_were_sent(sent: SamplingParams) -> N
         Grammar(GrammarKind.JSON_OBJECT),
         Grammar.one_of(["yes", 'nö "', "yes"]),
         Grammar(GrammarKind.LARK, "start: /a+é/"),
+        *(
+            replace(grammar, preamble='start: "é"?')
+            for grammar in (
+                Grammar(GrammarKind.JSON_SCHEMA, "{}"),
+                Grammar(GrammarKind.REGEX, "a"),
+                Grammar(GrammarKind.JSON_OBJECT),
+                Grammar.one_of(["yes"]),
+                Grammar(GrammarKind.LARK, "start: /a/"),
+            )
+        ),
     ],
 )
 def test_a_grammar_arrives_as_it_was_sent(sent: Grammar) -> None:

@@ -22,6 +22,8 @@ def test_a_field_that_a_verifier_without_a_list_would_ignore_is_named() -> None:
     assert unknown_field(CONTRAST, FIRST_FIELDS) == "sampling.contrast_strength"
     lark = verifier_pb2.OpenRequest(grammar=common_pb2.Grammar(lark="start: /a/"))
     assert unknown_field(lark, FIRST_FIELDS) == "grammar.lark"
+    reasoned = verifier_pb2.OpenRequest(grammar=common_pb2.Grammar(regex="a", preamble='start: "b"'))
+    assert unknown_field(reasoned, FIRST_FIELDS) == "grammar.preamble"
 
 
 def test_a_field_at_its_default_asks_for_nothing() -> None:

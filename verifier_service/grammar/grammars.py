@@ -55,9 +55,10 @@ class Grammars:
         """
         if self._factory is None:
             raise InvalidRequest(f"{grammar.kind} is not possible: the target has {self._lacks}")
-        fault = await asyncio.shield(self._verdict(grammar))
-        if fault:
-            raise InvalidRequest(f"{grammar.kind} cannot be used: {fault}")
+        # Apart: the walk through a preamble would not come as far as the text, whose verdict may be known.
+        for name, part in grammar.parts().items():
+            if fault := await asyncio.shield(self._verdict(part)):
+                raise InvalidRequest(f"{name} cannot be used: {fault}")
         if self._building >= _MOST_BUILDING:
             raise Overloaded(f"{self._building} sessions wait for their grammars", _RETRY_AFTER_S)
         self._building += 1

@@ -31,24 +31,32 @@ _SPECIAL_ID = re.compile(r"<\[(\d{1,9})\]>")
 
 def written(grammar: Grammar) -> str:
     """The grammar in the library's language. Raises InvalidRequest for a grammar that has no such form."""
+    if not grammar.preamble:
+        return _OPTIONS + _rules(grammar)
+    before, text = map(_rules, grammar.parts().values())
+    return f"{_OPTIONS}start: before text\nbefore: %lark {{\n{before}\n}}\ntext: %lark {{\n{text}\n}}"
+
+
+def _rules(grammar: Grammar) -> str:
+    """The rules of a grammar without preamble, from the rule `start` on."""
     match grammar.kind:
         case GrammarKind.JSON_OBJECT:
-            return f'{_OPTIONS}start: %json {{"type": "object"}}'
+            return 'start: %json {"type": "object"}'
         case GrammarKind.JSON_SCHEMA:
             schema = json.loads(grammar.text)
             if "x-guidance" in schema:
                 raise InvalidRequest("json_schema has x-guidance, which is no part of JSON Schema")
-            return f"{_OPTIONS}start: %json {json.dumps(schema)}"
+            return f"start: %json {json.dumps(schema)}"
         case GrammarKind.REGEX:
             text = grammar.text
             if (len(text) - len(text.rstrip("\\"))) % 2:
                 raise InvalidRequest("regex ends with a backslash that escapes nothing")
-            return f"{_OPTIONS}start: /{regex_to_lark(text, '')}/"
+            return f"start: /{regex_to_lark(text, '')}/"
         case GrammarKind.CHOICE:
             # A terminal, so that the lexer sees all texts at once, even if many texts begin alike.
-            return f"{_OPTIONS}start: CHOICE\nCHOICE: {' | '.join(map(json.dumps, grammar.texts()))}"
+            return f"start: CHOICE\nCHOICE: {' | '.join(map(json.dumps, grammar.texts()))}"
         case GrammarKind.LARK:
-            return _OPTIONS + _lark(grammar.text)
+            return _lark(grammar.text)
 
 
 def _lark(text: str) -> str:
@@ -100,7 +108,8 @@ class MatcherFactory:
 
         Raises InvalidRequest where the grammar allows no text, or not these tokens.
         """
-        self._check_special(grammar)
+        for part in grammar.parts().values():
+            self._check_special(part)
         made, ahead = (self._compiled(grammar) for _ in range(2))
         for number, token in enumerate(generated):
             made.compute_bitmask()

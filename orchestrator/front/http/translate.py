@@ -136,6 +136,8 @@ def admitted(
                 "tool_choice asks for a call, and the body gives another format too; leave one out",
             )
         start.grammar.CopyFrom(grammar_to_wire(Grammar(GrammarKind.LARK, plan.grammar)))
+    if plan is not None and plan.preamble:
+        start.grammar.preamble = plan.preamble
     start.sampling.CopyFrom(defaults.sampling(start.sampling, target))
     request = admit(start, session_key(start), ids, target, defaults.limit(body, target), copied)
     interval_ms = 0 if body.stream else WHOLE_ANSWER_INTERVAL_MS
@@ -186,7 +188,7 @@ def _shown_ids(plan: ChatPlan | None, target: TargetModel) -> frozenset[int]:
     tokens = target.tokens
     if plan is None or tokens is None:
         return frozenset()
-    if plan.order and target.chat is not None:
+    if (plan.order or plan.preamble) and target.chat is not None:
         return frozenset(special_marks(target).values())
     marks = set() if plan.thought is Thought.NONE else set(plan.marks)
     if (format_ := format_named(plan.format)) is not None:

@@ -33,6 +33,7 @@ _SINCE = (
     "sampling.contrast_plausibility",
     "grammar.choice",
     "grammar.lark",
+    "grammar.preamble",
 )
 FIRST_FIELDS = frozenset(REQUEST_FIELDS) - frozenset(_SINCE)
 """What a verifier without a list is taken to know. A criterion counts as known: `criteria` says that."""

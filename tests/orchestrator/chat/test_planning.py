@@ -14,6 +14,7 @@ from orchestrator.front.http.chat.families import ThoughtMarks
 from orchestrator.front.http.chat.plan import ChatPlan, Thought
 from orchestrator.front.http.chat.planning import Rendered, planned
 from orchestrator.front.http.chat.reasoning_count import ReasoningCount
+from orchestrator.front.http.chat.tool_grammar import thoughts_grammar
 from orchestrator.front.http.field_faults import FieldRefused
 from orchestrator.front.http.openai_format import ChatCompletionFormat
 from orchestrator.front.http.templated.known_templates import KNOWN
@@ -201,17 +202,54 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type":
         {"structured_outputs": {"grammar": 'start: "yes" | "no"'}},
     ],
 )
-def test_an_answer_in_the_client_s_format_is_content_though_the_prompt_opens_reasoning(
-    form: dict[str, Any],
-) -> None:
-    assert plan(THINKING, **form)[1] == ChatPlan()
+def test_reasoning_that_the_prompt_opens_precedes_the_client_s_format(form: dict[str, Any]) -> None:
+    preamble = thoughts_grammar(Thought.OPEN)
+    assert plan(THINKING, **form)[1] == ChatPlan(thought=Thought.OPEN, preamble=preamble)
     template = "<tool_call> <function= <parameter= <|im_start|>assistant\n</think><think>\n"
     request = ChatRequest.model_validate({"messages": HI, **form})
     _, found = planned(request, Rendered(template, template, json.dumps(KNOWN["qwen_function"])))
-    assert found == ChatPlan()
-    whole = ChatCompletionFormat(None, plan=found).whole(Piece(0, '{"a": 1}', finish="stop", first=True))
-    assert whole["message"]["content"] == '{"a": 1}'
-    assert "reasoning_content" not in whole["message"]
+    assert found == ChatPlan(thought=Thought.OPEN, preamble=preamble)
+    answer = Piece(0, 'Hm.\n</think>\n\n{"a": 1}', finish="stop", first=True)
+    message = ChatCompletionFormat(None, plan=found).whole(answer)["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Hm.", '{"a": 1}')
+    assert plan(THINKING, **form, reasoning_effort="none")[1] == ChatPlan()
+
+
+@pytest.mark.parametrize("form", [{"response_format": SCHEMA}, {"structured_outputs": {"choice": ["yes"]}}])
+def test_reasoning_is_possible_before_the_client_s_format_where_the_model_knows_its_marks(
+    form: dict[str, Any],
+) -> None:
+    template = "{# <think></think> #}x"
+    preamble = thoughts_grammar(Thought.POSSIBLE)
+    assert plan(template, **form)[1] == ChatPlan(thought=Thought.POSSIBLE, preamble=preamble)
+    assert plan("x", **form)[1] == ChatPlan()
+
+
+@pytest.mark.parametrize("template", ["<think>\n{# </think> reasoning_effort #}", "{# <think></think> #}x"])
+@pytest.mark.parametrize(
+    "off", [{"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}]
+)
+def test_a_client_that_wants_no_reasoning_has_none_before_its_format_whatever_the_template_does(
+    template: str, off: dict[str, Any]
+) -> None:
+    assert plan(template, response_format=SCHEMA, **off)[1] == ChatPlan()
+
+
+def test_marks_that_are_special_tokens_stand_around_reasoning_by_their_ids() -> None:
+    template = "<|turn>model\n<|channel>thought\n<channel|><|tool_call><tool_call|>"
+    special = {"<|channel>": 7, "<channel|>": 9}
+    request = ChatRequest.model_validate({"messages": HI, "response_format": SCHEMA})
+    _, found = planned(request, Rendered("<|turn>model\n", template, json.dumps(KNOWN["gemma4"]), special))
+    assert found.marks == ThoughtMarks("<|channel>thought\n", "<channel|>")
+    assert found.preamble.startswith('start: (<[7]> "thought\\n" rule_1)?')
+    assert "<[9]>" in found.preamble
+
+
+def test_where_reasoning_is_a_message_of_its_own_the_answer_begins_in_the_client_s_format() -> None:
+    template = "<|start|>assistant <|channel|> <|message|> <|call|> <|end|>"
+    request = ChatRequest.model_validate({"messages": HI, "response_format": SCHEMA})
+    rendered = Rendered("<|start|>assistant", template, json.dumps(KNOWN["harmony"]))
+    assert planned(request, rendered)[1] == ChatPlan()
 
 
 @pytest.mark.parametrize(
@@ -225,7 +263,8 @@ def test_an_answer_in_the_client_s_format_is_content_though_the_prompt_opens_rea
     ],
 )
 def test_a_format_that_ends_the_reasoning_itself_has_reasoning(form: dict[str, Any]) -> None:
-    assert plan(THINKING, **form)[1].thought is Thought.OPEN
+    found = plan(THINKING, **form)[1]
+    assert (found.thought, found.preamble) == (Thought.OPEN, "")
 
 
 def test_json_that_looks_like_a_call_is_content_where_the_client_asks_for_json() -> None:

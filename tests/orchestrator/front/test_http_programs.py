@@ -186,13 +186,19 @@ async def test_reasoning_ends_at_its_mark_where_the_mark_is_a_special_token(
         await client.chat.completions.create(
             model="toy", messages=HI, max_tokens=8, tools=[tool], tool_choice="required"
         )
+        formed = await client.chat.completions.create(
+            model="toy", messages=HI, max_tokens=8, response_format={"type": "json_object"}
+        )
     message = answer.choices[0].message
     assert (message.content, message.model_extra) == (content, {"reasoning_content": thought})
     assert "".join(delta.content or "" for delta in deltas) == other.output_text == content
     assert answer.usage is not None
     assert answer.usage.completion_tokens_details is not None
     assert answer.usage.completion_tokens_details.reasoning_tokens == 4
-    assert f"<[{ids[3]}]>" in verifier.opened[-1].grammar.lark
+    assert f"<[{ids[3]}]>" in verifier.opened[-2].grammar.lark
+    assert verifier.opened[-1].grammar.json_object
+    assert f"<[{ids[3]}]>" in verifier.opened[-1].grammar.preamble
+    assert formed.choices[0].message == message
 
 
 async def test_answers_are_parsed_by_the_checkpoint_s_response_template(

@@ -58,11 +58,17 @@ start: term ("+" term){2,8} ";"
 term: NUMBER | "(" term ("-" term)+ ")"
 NUMBER: /[1-9][0-9]{0,2}/
 """
+# Any text up to an end mark that a target with random weights writes soon enough.
+THOUGHT = r"""
+start: thought /\n{0,2}/
+thought[lazy]: /(?s:.*)[m-z]/
+"""
 GRAMMARS = {
     "schema": common_pb2.Grammar(json_schema=json.dumps(ORDER)),
     "regex": common_pb2.Grammar(regex=PATTERN),
     "choice": common_pb2.Grammar(choice=common_pb2.AllowedTexts(texts=CHOICE)),
     "lark": common_pb2.Grammar(lark=SUM),
+    "reasoned": common_pb2.Grammar(regex=PATTERN, preamble=THOUGHT),
 }
 TOKENS = TokenTable.from_json(writing_tokenizer().to_str())
 # White space is free between the parts of JSON; a target with random weights would write nothing else.
@@ -94,9 +100,11 @@ def check(kind: str, answer: Answer) -> None:
         assert text in CHOICE
     elif answer.finished == STOP and kind == "lark":
         assert isinstance(eval(text.removesuffix(";")), int)  # Python reads sums and brackets in the same way
+    elif answer.finished == STOP and kind == "reasoned":
+        assert re.fullmatch(rf"(?s:[^m-z]*)[m-z]\n{{0,2}}{PATTERN}", text)
     elif answer.finished == STOP:
         assert re.fullmatch(PATTERN, text)
-    else:
+    elif kind != "reasoned":
         assert text.startswith(tuple(FIRST[kind]))
 
 
@@ -213,6 +221,14 @@ async def test_output_that_breaks_the_grammar_cannot_be_continued() -> None:
         (common_pb2.Grammar(json_schema="[]"), {}, "must be a JSON object"),
         (common_pb2.Grammar(json_schema='{"enum":[]}'), {}, "json_schema cannot be used"),
         (common_pb2.Grammar(regex="(("), {}, "unclosed group"),
+        (common_pb2.Grammar(regex="((", preamble="start: /a/"), {}, "regex cannot be used: unclosed group"),
+        (
+            common_pb2.Grammar(regex="a", preamble="start: b"),
+            {},
+            'preamble cannot be used: unknown name: "b"',
+        ),
+        (common_pb2.Grammar(regex="a", preamble="x" * 5_000), {}, "preamble has 5000 bytes"),
+        (common_pb2.Grammar(preamble="start: /a/"), {}, "grammar is empty"),
         (common_pb2.Grammar(regex="a"), {"params": greedy(ignore_eos=True)}, "ignore_eos"),
     ],
 )

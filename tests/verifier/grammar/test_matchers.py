@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,12 @@ sum: term (("+" | "-") term)*
 term: NUMBER | "(" sum ")"
 NUMBER: /[1-9][0-9]{0,2}/
 """)
+# As the front writes it: a mark may open it, another one closes it, and line ends may follow.
+THOUGHT = r"""
+start: ("<t>" rule_2)?
+reasoning_1[lazy]: /(?s:.*)<\/t>/
+rule_2: reasoning_1 /\n{0,2}/
+"""
 COLOURS = Grammar.one_of(["red", "reddish", "red wine", 'a "quoted" one', "naïve\n"])
 
 
@@ -91,8 +98,15 @@ def walks(
 
 @pytest.mark.parametrize(
     "grammar",
-    [schema(PERSON), regex(r"(ab|[c-e]+\d{1,3})*;"), OBJECT, SUM, COLOURS],
-    ids=lambda one: one.kind,
+    [
+        schema(PERSON),
+        regex(r"(ab|[c-e]+\d{1,3})*;"),
+        OBJECT,
+        SUM,
+        COLOURS,
+        replace(regex("[ab]{2}c"), preamble=THOUGHT),
+    ],
+    ids=lambda one: f"{one.kind} {one.preamble[:5]}",
 )
 def test_a_mask_is_a_function_of_the_ids(factory: MatcherFactory, grammar: Grammar) -> None:
     """However they came: one by one, replayed, as a path, or after other paths were looked at."""
@@ -120,6 +134,45 @@ def test_what_follows_the_masks_is_what_the_grammar_says(factory: MatcherFactory
             assert bool(mask[EOS]) == bool(re.fullmatch(pattern, text))
             ended += bool(mask[EOS])
     assert ended > 5
+
+
+FORMS = [
+    (schema(PERSON), '{"name":"Ada","age":36}', '{"name":"Ada"}'),
+    (OBJECT, '{"}":"</t>"}', '["}"]'),
+    (regex(r"\}[0-9]{2}/"), "}36/", "36/"),
+    (SUM, "(1+2-36)", "(1+2"),
+    (lark('start: A b // }\nA: "}" # {\nb: /[{}]{2}/'), "}{}", "}}"),
+    (COLOURS, 'a "quoted" one', "blue"),
+]
+
+
+@pytest.mark.parametrize(("grammar", "good", "bad"), FORMS, ids=lambda one: getattr(one, "kind", None))
+@pytest.mark.parametrize("thought", ["", "<t></t>", '<t>\nHm, {"name": <t> </ t>\n</t>\n\n'])
+def test_a_text_may_follow_a_thought_and_is_bound_from_there_on(
+    factory: MatcherFactory, tokens: TokenTable, grammar: Grammar, good: str, bad: str, thought: str
+) -> None:
+    reasoned = replace(grammar, preamble=THOUGHT)
+    ids = ids_of(tokens, thought + good)
+    assert factory.matcher(reasoned, ids).allowed(())[EOS]
+    for cut in range(len(ids)):
+        assert not factory.matcher(reasoned, ids[:cut]).allowed(())[EOS]
+    with pytest.raises(InvalidRequest, match="is none that"):
+        factory.matcher(reasoned, [*ids_of(tokens, thought + bad), EOS])
+
+
+def test_within_a_thought_any_text_may_come_and_no_end(factory: MatcherFactory, tokens: TokenTable) -> None:
+    matcher = factory.matcher(replace(OBJECT, preamble=THOUGHT), ids_of(tokens, "<t>Hm"))
+    allowed = set(np.flatnonzero(matcher.allowed(())).tolist())
+    ascii_ids = {id_ for id_ in range(tokens.size) if tokens.token_bytes(id_).isascii()}
+    assert allowed & ascii_ids == {id_ for id_ in ascii_ids if tokens.token_bytes(id_)} - tokens.special_ids
+    assert EOS not in allowed
+
+
+def test_what_is_forced_behind_a_thought_is_drafted(factory: MatcherFactory, tokens: TokenTable) -> None:
+    reasoned = replace(Grammar.one_of(["forced text"]), preamble=THOUGHT.replace(r" /\n{0,2}/", ""))
+    assert list(factory.matcher(reasoned, ids_of(tokens, "<t>Hm")).forced(20)) == []
+    chain = factory.matcher(reasoned, ids_of(tokens, "<t>Hm</t>")).forced(20)
+    assert b"".join(tokens.token_bytes(one.token) for one in chain) == b"forced text"
 
 
 @pytest.mark.parametrize(

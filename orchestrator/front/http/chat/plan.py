@@ -34,6 +34,9 @@ class ChatPlan:
     """Names of the functions that the answer may call; empty: calls of any name are parsed."""
     grammar: str = ""
     """The grammar of the answer in Lark's language; empty: the answer is free."""
+    preamble: str = ""
+    """The grammar, in Lark's language, of the reasoning before an answer in the client's own format.
+    Empty: no reasoning precedes the answer, or the client asks for no format."""
     order: str = ""
     """How to parse the answer by the checkpoint's response template, as `parse_order` has it; empty: by the
     format."""

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from functools import lru_cache
 from typing import Any
 
@@ -16,7 +17,7 @@ from orchestrator.front.http.chat.families import (
 from orchestrator.front.http.chat.plan import ChatPlan, Thought
 from orchestrator.front.http.chat.schema_view import with_types
 from orchestrator.front.http.chat.tool_choice import Calling, ChosenTools, chosen_tools
-from orchestrator.front.http.chat.tool_grammar import CalledFunction, calls_grammar
+from orchestrator.front.http.chat.tool_grammar import CalledFunction, calls_grammar, thoughts_grammar
 from orchestrator.front.http.field_faults import FieldRefused
 from orchestrator.front.http.fields import JsonObjectFormat, JsonSchemaFormat
 from orchestrator.front.http.templated.parse_order import REASONING, parse_order
@@ -58,14 +59,16 @@ def _planned(asked: ChatRequest, rendered: Rendered) -> tuple[str, ChatPlan]:
     marks = thought_marks(template, rendered.response)
     thought = Thought.NONE if marks is None else _thought(asked, rendered.text, marks)
     free = ChatPlan(thought=thought, marks=marks or THINK)
-    chosen = chosen_tools(asked)
-    if chosen.calling is not Calling.SURELY and _is_content(asked, free):
-        return rendered.text, ChatPlan()
+    chosen, format_ = chosen_tools(asked), format_of(template)
+    form = _client_format(asked, free.marks)
+    if chosen.calling is not Calling.SURELY and form in (_ClientFormat.JSON, _ClientFormat.TEXT):
+        free = replace(free, preamble=_preamble(asked, free, format_, rendered))
+        if form is _ClientFormat.JSON or thought is Thought.OPEN:
+            return rendered.text, free if free.preamble else ChatPlan()
     if rendered.response and chosen.calling is not Calling.SURELY:
         return rendered.text, replace(free, order=_order(chosen, rendered))
     if chosen.calling is Calling.NEVER:
         return rendered.text, free
-    format_ = format_of(template)
     if chosen.calling is Calling.MAYBE:
         allowed = tuple(tool.function.name for tool in chosen.callable) if chosen.narrowed else ()
         return rendered.text, replace(free, format="" if format_ is None else format_.name, allowed=allowed)
@@ -79,21 +82,42 @@ def _planned(asked: ChatRequest, rendered: Rendered) -> tuple[str, ChatPlan]:
     return _required(chosen, several, rendered, format_, free)
 
 
-def _is_content(asked: ChatRequest, free: ChatPlan) -> bool:
-    """Whether the client's own format makes the whole answer content, also where the prompt opens reasoning.
+class _ClientFormat(Enum):
+    """The format in which the client wants the answer."""
 
-    JSON has no room for reasoning and calls. Other formats may write the end mark of the reasoning
-    themselves, by its text or, in Lark's language, by its id.
-    """
+    NONE = auto()
+    JSON = auto()
+    """JSON, which has no room for reasoning and calls."""
+    TEXT = auto()
+    """A format of which the reasoning is no part."""
+    WHOLE = auto()
+    """A format that writes the end mark of the reasoning itself."""
+
+
+def _client_format(asked: ChatRequest, marks: ThoughtMarks) -> _ClientFormat:
     structured = asked.structured_outputs
     if structured is None:
-        return isinstance(asked.response_format, JsonObjectFormat | JsonSchemaFormat)
+        is_json = isinstance(asked.response_format, JsonObjectFormat | JsonSchemaFormat)
+        return _ClientFormat.JSON if is_json else _ClientFormat.NONE
     regex, grammar = structured.regex or "", structured.grammar or ""
     written = "\n".join((regex, grammar, *(structured.choice or ())))
     if not written.strip():
-        return True
-    ends = free.marks.end in written.replace("\\", "") or "<[" in grammar
-    return free.thought is Thought.OPEN and not ends
+        return _ClientFormat.JSON
+    ends_thought = marks.end in written.replace("\\", "") or "<[" in grammar  # by its text or by its id
+    return _ClientFormat.WHOLE if ends_thought else _ClientFormat.TEXT
+
+
+def _preamble(asked: ChatRequest, free: ChatPlan, format_: CallFormat | None, rendered: Rendered) -> str:
+    """The grammar of the reasoning before the client's own format.
+
+    Empty also where the client wants none, which some templates ignore, and where reasoning is a message of
+    its own: the answer's message would need a head behind it.
+    """
+    if asked.variables().get("enable_thinking") is False:
+        return ""
+    if format_ is not None and format_.tags is not None and format_.tags.thought:
+        return ""
+    return thoughts_grammar(free.thought, free.marks, rendered.special)
 
 
 def _order(chosen: ChosenTools, rendered: Rendered) -> str:

@@ -1,4 +1,4 @@
-"""Grammars that make a model call tools, in the format in which the model writes calls anyway. Pure.
+"""Grammars of reasoning, and of answers that call tools in the format that the model was trained in. Pure.
 
 A grammar is written in Lark's language as llguidance reads it, with a JSON schema for the arguments of each
 function.
@@ -60,6 +60,15 @@ def calls_grammar(
     else:
         calls = r'call ("\n" call)*' if several else call
     return writer.text(f"{_thoughts(thought, marks, writer)}{calls}")
+
+
+def thoughts_grammar(
+    thought: Thought, marks: ThoughtMarks = THINK, special: Mapping[str, int] = _NO_IDS
+) -> str:
+    """The grammar of the reasoning at the beginning of an answer; empty for an answer that has none."""
+    writer = GrammarWriter(special)
+    thoughts = _thoughts(thought, marks, writer)
+    return writer.text(thoughts.rstrip()) if thoughts else ""
 
 
 def _tagged_calls(tags: Tags, several: bool, writer: GrammarWriter) -> str:
