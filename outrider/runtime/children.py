@@ -20,6 +20,8 @@ from typing import Any
 from speculative.errors import Unavailable
 
 ROOT = Path(__file__).resolve().parents[2]
+ENDING_S = 5.0
+"""Seconds that a child whose output has ended may take to end itself."""
 LAST_WORDS = 2_000
 """Bytes at the end of a child's log that an error quotes."""
 
@@ -108,10 +110,11 @@ class ServiceProcess:
         """Whether the service has announced that it is ready for requests."""
         return bool(self.address)
 
-    def hear(self, timeout_s: float) -> bool:
+    def hear(self, timeout_s: float, ending_s: float = ENDING_S) -> bool:
         """Takes in the child's next announcement; returns whether one came within `timeout_s` seconds.
 
-        Raises ServiceFailed where the child gave up, with the message that the child sent.
+        Raises ServiceFailed where the child gave up, with the message that the child sent. A child that sent
+        none is waited for, at most `ending_s` seconds, for its exit status.
         """
         line = self._next_line(time.monotonic() + timeout_s)
         if line is None:
@@ -123,7 +126,7 @@ class ServiceProcess:
         if "error" in announced:
             raise ServiceFailed(announced["error"]["message"], self.role, announced["error"]["code"])
         if "address" not in announced:
-            status = self._wait(5.0)
+            status = self._wait(ending_s)
             ended = "is still running" if status is None else f"ended with exit status {status}"
             raise ServiceFailed(f"{self.role} {ended} without being ready{self._last_words()}", self.role)
         self.address, self.metrics = announced["address"], announced["metrics"]
@@ -136,7 +139,7 @@ class ServiceProcess:
         The child would stand still as soon as its announcements fill the pipe.
         """
         with contextlib.suppress(ServiceFailed):
-            while not self.ready and self.poll() is None and self.hear(0.0):
+            while not self.ready and self.poll() is None and self.hear(0.0, 0.0):
                 pass
         return self.poll()
 

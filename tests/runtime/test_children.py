@@ -2,6 +2,7 @@
 
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -161,6 +162,18 @@ def test_a_child_that_nobody_waits_for_may_announce_more_than_its_pipe_holds(sta
 
     until(is_ready)
     assert (child.loaded, child.of) == (5000, 5000)
+
+
+def test_catching_up_with_a_child_that_can_announce_no_more_does_not_wait_for_its_end() -> None:
+    process = subprocess.Popen(["sh", "-c", "exec >&-; exec sleep 600"], stdout=subprocess.PIPE)
+    child = ServiceProcess("toy", process, None)
+    try:
+        assert select.select([process.stdout], [], [], 60)[0], "it has closed its output"
+        began = time.monotonic()
+        assert child.catch_up() is None
+        in_time(time.monotonic() - began < 2)
+    finally:
+        child.stop(60)
 
 
 def test_catching_up_with_a_child_that_gave_up_is_no_error(start_toy: StartToy) -> None:
