@@ -73,7 +73,9 @@ class RetrievalSession(FollowedSession):
         agreed = 0 if before is None else self._agreed(before)
         self.is_new_text = before is not None and agreed == 0
         self.kept = max(agreed, request.prompt_length)
-        self.learns: bool = request.learn and (before is None or self.is_new_text or before.learns)
+        self.learns: bool = request.learn and (
+            before is None or before.learns or not self._repeats_output(before)
+        )
 
     @property
     def recent(self) -> list[int]:
@@ -152,6 +154,11 @@ class RetrievalSession(FollowedSession):
             piece.survival.append(share * node.given_parent)
             sent.add((node.source, own_hash))
         return list(pieces.values()), frozenset(sent)
+
+    def _repeats_output(self, before: "RetrievalSession") -> bool:
+        """Whether output of this session begins as that of `before` did, or may: one of them has none yet."""
+        prompt_length = max(before.request.prompt_length, self.request.prompt_length)
+        return self.ids.agreed_length(before.ids) >= prompt_length
 
     def _agreed(self, before: "RetrievalSession") -> int:
         """Number of ids of `before` that are kept and the same in this session; 0 for another text."""

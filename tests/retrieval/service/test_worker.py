@@ -199,6 +199,27 @@ def test_nothing_is_learnt_of_what_was_forgotten_while_it_runs(driven: Driven, f
     assert list(driven.past.outputs.values()) == [[60]], "nor when it is followed again"
 
 
+@pytest.mark.parametrize("output", [[], [50], [50, 51], [50, 51, 60, 61], [60]])
+def test_what_was_forgotten_is_not_learnt_from_a_session_that_comes_back_with_fewer_or_other_ids(
+    driven: Driven, follow: Any, output: list[int]
+) -> None:
+    driven(follow(PROMPT), progress([1, 2, 3, 50, 51, 52], 3))
+    driven.worker.unlearn("t", "s")
+    ids = [*PROMPT, *output]
+    driven(StreamClosed(0), follow(ids, stream=1, prompt_length=3))
+    driven(progress([*ids, 51, 52], 2, stream=1), StreamClosed(1))
+    driven(follow(PROMPT, stream=2), progress([1, 2, 3, 50], 1, stream=2))
+    assert list(driven.past.outputs.values()) == [[50, 51, 52]]
+
+
+def test_the_next_turn_of_a_conversation_that_was_forgotten_is_learnt(driven: Driven, follow: Any) -> None:
+    driven(follow(PROMPT), progress([1, 2, 3, 50], 1))
+    driven.worker.unlearn("t", "s")
+    turn = [1, 2, 3, 50, 60, 61]
+    driven(follow(turn, alias=2, epoch=8), progress([*turn, 70], 1, alias=2))
+    assert list(driven.past.outputs.values()) == [[50, 70]]
+
+
 def test_a_corpus_that_the_tenant_has_not_is_refused_by_alias(driven: Driven, follow: Any) -> None:
     driven(follow(PROMPT, alias=9, corpora=("nowhere",)), follow(PROMPT, session="fine"))
     ((stream, alias, message),) = driven.refusals
