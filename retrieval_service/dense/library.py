@@ -109,6 +109,7 @@ class DocumentLibrary:
         library = cls(embedder, tokenizer_digest, chunking=chunking, sizes=sizes)
         saved, library._generation, scope_indexes = read_manifest(folder)
         check_maker(folder, saved, library.maker)
+        is_checked = False
         for stored in scope_indexes:
             try:
                 snapshot = read_scope(folder, stored, saved)
@@ -116,8 +117,7 @@ class DocumentLibrary:
                 log.error("the documents of %r are left out: %s", stored.tenant, error)
                 library._left_out[stored.tenant] = _LeftOut(stored, str(error))
                 continue
-            if not library._scope_indexes:
-                library._check_embedder(folder, snapshot)
+            is_checked = is_checked or library._check_embedder(folder, snapshot)
             scope_index = ScopeIndex.restored(snapshot, chunking.stride, sizes)
             library._scope_indexes[stored.tenant] = scope_index
             held = Before(stored, tuple(scope_index.documents()))
@@ -220,21 +220,32 @@ class DocumentLibrary:
             write_manifest(disk, folder, self.maker, generation, stored)
             self._saved, self._saved_at, self._generation = saved, folder, generation
 
-    def _check_embedder(self, folder: Path, saved: Snapshot) -> None:
-        """Raises LibraryMismatch where the embedder has another vector for the first window of a document.
+    def _check_embedder(self, folder: Path, saved: Snapshot) -> bool:
+        """Compares the saved vector of the first window that says anything with the embedder's.
 
-        A server's name for a model says little about its weights.
+        A server's name for a model says little about its weights. Raises LibraryMismatch where they differ;
+        returns False where there is no such window.
         """
-        if not saved.entries:
-            return
-        entry = saved.entries[0]
-        before = entry.vectors[0].astype(np.float32)
-        now = self.embedder.embed([entry.document.ids[: self.chunking.window]])[0]
-        if before.any() and float(np.dot(before, now)) < _SAME_MODEL:
+        found = self._first_window(saved)
+        if found is None:
+            return False
+        window, before = found
+        now = self.embedder.embed([window])[0]
+        if float(np.dot(before.astype(np.float32), now)) < _SAME_MODEL:
             raise LibraryMismatch(
                 f"{folder}: {self.embedder.name} gives other vectors than those saved; use the model that"
                 " made them, or remove the folder and add the documents again"
             )
+        return True
+
+    def _first_window(self, saved: Snapshot) -> tuple[Ids, NDArray[np.float16]] | None:
+        """The first window whose vector is not zero, and that vector; None where all are zero."""
+        for entry in saved.entries:
+            for number, vector in enumerate(entry.vectors):
+                if vector.any():
+                    start = number * self.chunking.stride
+                    return entry.document.ids[start : start + self.chunking.window], vector
+        return None
 
     def _check_left_out(self, tenant: str) -> None:
         left_out = self._left_out.get(tenant)

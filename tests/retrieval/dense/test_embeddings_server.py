@@ -269,10 +269,25 @@ def test_another_model_behind_the_url_is_refused(
         embedder.embed([[0], [1]])
 
 
+def add_nothing(documents: Documents) -> None:
+    """The model is checked with the first of all windows."""
+
+
+def leave_an_empty_scope(documents: Documents) -> None:
+    documents.add("first", [("one", [0])])
+    documents.remove("first", ["one"])
+
+
+def add_one_that_says_nothing(documents: Documents) -> None:
+    documents.add("first", [("spaces", [3, 3])])
+
+
+@pytest.mark.parametrize("begin", [add_nothing, leave_an_empty_scope, add_one_that_says_nothing])
 def test_saved_documents_are_refused_by_another_model_of_the_same_name(
-    server: LyingServer, tokens: TokenTable, tmp_path: Path
+    server: LyingServer, tokens: TokenTable, tmp_path: Path, begin: Callable[[Documents], None]
 ) -> None:
     documents = Documents(EmbeddingsServer(server.url, tokens), "digest", tmp_path, LIMITS)
+    begin(documents)
     documents.add("acme", [("one", [0, 1, 2])])
     documents.save()
     documents.close()
