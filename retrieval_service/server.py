@@ -133,7 +133,7 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
                 async for message in messages:
                     await asyncio.to_thread(spool.add, await parsed(message, DOCUMENT_BOUNDS))
                 await self._builds.run(path, spool, key.owner)
-                return await _add(worker, loaded, key)
+                return await self._add(worker, loaded, key)
 
     @guarded
     async def LoadCorpus(
@@ -141,7 +141,7 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
     ) -> retrieval_pb2.Corpus:
         """Loads a corpus that lies in the worker's folder; see retrieval.proto."""
         worker, loaded = self._ready()
-        return await _add(worker, loaded, _key(request.name))
+        return await self._add(worker, loaded, _key(request.name))
 
     @guarded
     async def UnloadCorpus(
@@ -153,10 +153,12 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
         if not request.remove:
             found = await _in_worker(worker, lambda: loaded.catalogue.remove(key))
         else:
-            with self._builds.only(loaded.store.path(key)):
-                found = await _in_worker(worker, lambda: loaded.catalogue.remove(key))
-                # A damaged corpus could not be loaded, and is removed all the same.
-                found = await asyncio.to_thread(loaded.store.remove, key) or found
+            path = loaded.store.path(key)
+            with self._builds.only(path):
+                async with self._builds.alone(path):
+                    found = await _in_worker(worker, lambda: loaded.catalogue.remove(key))
+                    # A damaged corpus could not be loaded, and is removed all the same.
+                    found = await asyncio.to_thread(loaded.store.remove, key) or found
         if not found:
             raise NoSuchCorpus(f"no corpus {key} is {'there' if request.remove else 'loaded'}")
         return retrieval_pb2.UnloadCorpusResponse()
@@ -255,6 +257,14 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
         held = await _in_worker(worker, worker.gauges)
         return retrieval_pb2.StatsResponse(**{name: int(count) for name, count in held.items()})
 
+    async def _add(self, worker: RetrievalWorker, loaded: Loaded, key: CorpusKey) -> retrieval_pb2.Corpus:
+        """Maps a corpus of the service's folder and adds it. Raises CorpusError, InvalidRequest."""
+        path = loaded.store.path(key)
+        async with self._builds.alone(path):
+            index = await asyncio.to_thread(open_corpus, path, loaded.tokens)
+            await _in_worker(worker, lambda: loaded.catalogue.add(key, index))
+        return _described(key, index)
+
 
 async def in_time(requests: AsyncIterator[T]) -> AsyncIterator[T]:
     """The messages of a stream. Raises Unavailable where the caller sends none for DOCUMENT_S."""
@@ -283,13 +293,6 @@ def _check_brought(tokens: int, most: int) -> None:
 
 async def _in_worker(worker: RetrievalWorker, work: Callable[[], T]) -> T:
     return await asyncio.wrap_future(worker.call(work))
-
-
-async def _add(worker: RetrievalWorker, loaded: Loaded, key: CorpusKey) -> retrieval_pb2.Corpus:
-    """Maps a corpus of the service's folder and adds it. Raises CorpusError, InvalidRequest."""
-    index = await asyncio.to_thread(open_corpus, loaded.store.path(key), loaded.tokens)
-    await _in_worker(worker, lambda: loaded.catalogue.add(key, index))
-    return _described(key, index)
 
 
 def _key(name: retrieval_pb2.CorpusName) -> CorpusKey:

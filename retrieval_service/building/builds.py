@@ -11,10 +11,11 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from weakref import WeakValueDictionary
 
 from outrider.tokens import TokenTable
 from outrider.v1 import retrieval_pb2
@@ -182,6 +183,8 @@ class Builds:
         self._corpora_mb = corpora_mb
         self._rooms: dict[str | None, SpoolRoom] = {}
         """By tenant, of the tenants that build now; None: public corpora."""
+        self._loading: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
+        """Locks of the corpora that calls load or remove now."""
         self._turns: dict[str | None, asyncio.Lock] = {}
         """Locks by tenant: the holder writes corpora of this tenant."""
         self._running: Counter[str | None] = Counter()
@@ -213,6 +216,15 @@ class Builds:
             yield
         finally:
             self._paths.discard(path)
+
+    @contextlib.asynccontextmanager
+    async def alone(self, path: Path) -> AsyncIterator[None]:
+        """Waits until no other call loads or removes this corpus.
+
+        A corpus that was opened before its files were removed or replaced is never added afterwards.
+        """
+        async with self._loading.setdefault(path, asyncio.Lock()):
+            yield
 
     async def check_room(self, path: Path) -> None:
         """Raises OSError where the owner's corpora leave no room on the disk for a corpus at `path`."""

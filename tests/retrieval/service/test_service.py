@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from live_retrieval import LINE, Attached, Code, apart, refused, serving
 
 from outrider.runtime.children import ServiceFailed, ServiceProcess
 from outrider.v1 import common_pb2, draft_source_pb2, retrieval_pb2
+from retrieval_service.building.builds import Builds
+from retrieval_service.loading import open_corpus
 
 
 async def until_drafts(attached: Attached, source: str, ids: Iterable[int]) -> list[int]:
@@ -191,6 +194,43 @@ async def test_what_is_not_there_cannot_be_loaded_or_unloaded(tiny_llama: Path, 
         assert (await live.retrieval.LoadCorpus(retrieval_pb2.LoadCorpusRequest(name=key))).documents == 1
     async with serving(tiny_llama, tmp_path) as live:
         assert await live.names() == ["lines"], "and what was built is there again"
+
+
+async def test_a_corpus_that_is_removed_while_a_call_loads_it_stays_removed(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, go_on, removing = threading.Event(), threading.Event(), asyncio.Event()
+
+    def open_slowly(*given: Any) -> Any:
+        index = open_corpus(*given)
+        opened.set()
+        assert go_on.wait(60)
+        return index
+
+    only = Builds.only
+
+    def begin_to_remove(builds: Builds, path: Path) -> Any:
+        removing.set()
+        return only(builds, path)
+
+    key = retrieval_pb2.CorpusName(name="lines", public=True)
+    async with serving(tiny_llama, tmp_path) as live:
+        await live.build("lines", LINE)
+        monkeypatch.setattr("retrieval_service.server.open_corpus", open_slowly)
+        monkeypatch.setattr(Builds, "only", begin_to_remove)
+        try:
+            load = live.retrieval.LoadCorpus(retrieval_pb2.LoadCorpusRequest(name=key), timeout=100)
+            loading = asyncio.ensure_future(load)
+            assert await asyncio.to_thread(opened.wait, 60)
+            unload = retrieval_pb2.UnloadCorpusRequest(name=key, remove=True)
+            unloading = asyncio.ensure_future(live.retrieval.UnloadCorpus(unload, timeout=100))
+            await asyncio.wait_for(removing.wait(), 60)
+            await live.names()  # the worker has done what the removal asked of it by now
+        finally:
+            go_on.set()
+        await asyncio.gather(loading, unloading)
+        assert await live.names() == []
+        assert not list((tmp_path / "corpora").glob("*/*"))
 
 
 async def test_only_what_its_requests_allowed_to_learn_from_is_exported_and_only_to_its_tenant(
