@@ -1,13 +1,13 @@
 """A stream of documents without an end is refused, and holds up nobody else's."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Iterator
+from itertools import chain, repeat
 from pathlib import Path
-from typing import Any
 
 import grpc.aio
 import pytest
-from live_retrieval import LINE, Code, apart, refused, serving
+from live_retrieval import LINE, Code, apart, refused, refused_amid, serving
 
 from outrider.v1 import retrieval_pb2
 from retrieval_service.building.builds import BUILDS_OF_A_TENANT, INCOMING, Builds, SpoolRoom
@@ -20,36 +20,21 @@ def start(name: str, tenant: str = "a") -> Build:
     return Build(start=retrieval_pb2.CorpusName(name=name, tenant=tenant))
 
 
-async def without_end(first: Build, document: Build) -> AsyncIterator[Build]:
-    yield first
-    while True:
-        yield document
+def without_end(first: Build, document: Build) -> Iterator[Build]:
+    return chain([first], repeat(document))
 
 
-async def refused_amid(build: Callable[[], Any]) -> grpc.aio.AioRpcError:
-    """The refusal of a call that writes on. gRPC hides one that meets a write, so this asks again."""
-    for _ in range(20):
-        error = await refused(build())
-        if "execute_batch" not in str(error.debug_error_string()):
-            return error
-    raise AssertionError("every refusal met a write")
-
-
-async def documents(count: int, tokens: int) -> AsyncIterator[retrieval_pb2.AddDocumentsRequest]:
+def documents(count: int, tokens: int) -> Iterator[retrieval_pb2.AddDocumentsRequest]:
     """The same document again and again: it never takes more memory."""
-    for _ in range(count):
-        ids = retrieval_pb2.DocumentIds(ids=[5] * tokens)
-        yield retrieval_pb2.AddDocumentsRequest(
-            tenant="a", document=retrieval_pb2.Document(name="same", ids=ids)
-        )
+    ids = retrieval_pb2.DocumentIds(ids=[5] * tokens)
+    document = retrieval_pb2.Document(name="same", ids=ids)
+    return repeat(retrieval_pb2.AddDocumentsRequest(tenant="a", document=document), count)
 
 
 async def test_an_endless_build_ends_at_the_most_text_of_a_tenant(tiny_llama: Path, tmp_path: Path) -> None:
     async with serving(tiny_llama, tmp_path, ingest_mb=1) as live:
         document = Build(text=LINE * 500)
-        error = await refused_amid(
-            lambda: live.retrieval.BuildCorpus(without_end(start("x"), document), timeout=100)
-        )
+        error = await refused_amid(live, "BuildCorpus", without_end(start("x"), document))
         assert error.code() is Code.RESOURCE_EXHAUSTED
         assert "more than 1 MiB (ingest_mb)" in str(error.details())
         assert not list((tmp_path / "corpora").glob(f"{INCOMING}*")), "its documents are gone"
@@ -90,9 +75,7 @@ async def test_an_endless_build_of_empty_documents_ends_at_the_first(
     tiny_llama: Path, tmp_path: Path, nothing: Build
 ) -> None:
     async with serving(tiny_llama, tmp_path) as live:
-        error = await refused_amid(
-            lambda: live.retrieval.BuildCorpus(without_end(start("x"), nothing), timeout=100)
-        )
+        error = await refused_amid(live, "BuildCorpus", without_end(start("x"), nothing))
         assert error.code() is Code.INVALID_ARGUMENT
 
 
@@ -150,10 +133,10 @@ async def test_a_stream_that_says_nothing_is_given_up(
 async def test_one_call_brings_no_more_documents_than_a_tenant_may_have(tiny_llama: Path) -> None:
     flags = ("--embeddings", str(tiny_llama), "--document-tokens-of-tenant", "2000")
     async with apart(tiny_llama, *flags) as live:
-        error = await refused_amid(lambda: live.retrieval.AddDocuments(documents(1000, 100), timeout=100))
+        error = await refused_amid(live, "AddDocuments", documents(1000, 100))
         assert error.code() is Code.RESOURCE_EXHAUSTED
         assert "one call brings more than 2000 tokens" in str(error.details())
-        error = await refused_amid(lambda: live.retrieval.AddDocuments(documents(1000, 1), timeout=100))
+        error = await refused_amid(live, "AddDocuments", documents(1000, 1))
         assert "one call brings more than 2000 tokens" in str(error.details()), "a short one counts, too"
         added = await live.retrieval.AddDocuments(documents(5, 100), timeout=100)
         assert added.documents == 1

@@ -1,7 +1,7 @@
 """A retrieval service over real gRPC, in this process or one of its own, and what can be called of it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,14 @@ class Live:
     """A service, and what a verifier and an operator can call of it."""
 
     def __init__(
-        self, channel: grpc.aio.Channel, tokens: TokenTable, metrics: Metrics | None = None, pid: int = 0
+        self,
+        address: str,
+        channel: grpc.aio.Channel,
+        tokens: TokenTable,
+        metrics: Metrics | None = None,
+        pid: int = 0,
     ) -> None:
+        self.address = address
         self.retrieval: Any = retrieval_pb2_grpc.RetrievalStub(channel)
         self.source: Any = draft_source_pb2_grpc.DraftSourceStub(channel)
         self.tokens = tokens
@@ -122,7 +128,7 @@ async def serving(model: Path, folder: Path | None = None, **settings: Any) -> A
         stack.push_async_callback(service.stop, 5.0)
         channel = await stack.enter_async_context(open_channel(address))
         await service.start()
-        yield Live(channel, tokens, metrics)
+        yield Live(address, channel, tokens, metrics)
     assert not failures
 
 
@@ -134,7 +140,7 @@ async def apart(model: Path, *flags: str) -> AsyncIterator[Live]:
         await asyncio.to_thread(process.wait_ready, 250.0)
         tokens = TokenTable.from_json((model / "tokenizer.json").read_text())
         async with open_channel(process.address) as channel:
-            yield Live(channel, tokens, pid=process.pid)
+            yield Live(process.address, channel, tokens, pid=process.pid)
     finally:
         assert process.stop(60.0) == 0
 
@@ -143,3 +149,18 @@ async def refused(call: Any) -> grpc.aio.AioRpcError:
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await call
     return error.value
+
+
+async def refused_amid(live: Live, method: str, requests: Iterable[Any]) -> Any:
+    """The refusal of a call that writes on.
+
+    Where a refusal meets a write, calls of grpc.aio raise "Internal error from Core" in its place; blocking
+    ones do not.
+    """
+
+    def call() -> Any:
+        with grpc.insecure_channel(live.address) as channel, pytest.raises(grpc.RpcError) as error:
+            getattr(retrieval_pb2_grpc.RetrievalStub(channel), method)(iter(requests), timeout=100)
+        return error.value
+
+    return await asyncio.to_thread(call)
