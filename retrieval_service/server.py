@@ -23,6 +23,7 @@ from retrieval_service.corpus.index import CorpusIndex
 from retrieval_service.forgetting import Forgetting
 from retrieval_service.loading import Loaded, open_corpus
 from retrieval_service.settings import RetrievalSettings
+from retrieval_service.turns import Turns
 from retrieval_service.worker import RetrievalWorker
 from speculative.errors import InvalidRequest, OutriderError, Overloaded, Unavailable
 
@@ -40,6 +41,8 @@ NAMES_BOUNDS = Bounds(most_bytes=2**31, most_fields=2**17)
 DOCUMENT_S = 60.0
 """Seconds in which the next document of a stream has to come."""
 RETRY_AFTER_S = 60.0
+CHANGES_OF_A_TENANT = 2
+"""Changes of one tenant's documents that threads make at once: each may wait minutes for a large index."""
 DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -94,6 +97,7 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
         self._ready = ready
         self._builds = Builds(settings.ingest_mb, settings.corpora_mb_of_tenant)
         self._forgetting = Forgetting(settings)
+        self._changing: Turns[str] = Turns(CHANGES_OF_A_TENANT)
 
     @guarded
     async def ListCorpora(
@@ -187,17 +191,17 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
                 _check_brought(brought, self._settings.document_tokens_of_tenant)
                 group.append((name, ids))
                 if len(group) >= ADDED_AT_ONCE:
-                    count = await asyncio.to_thread(documents.add, scope(tenant), group)
+                    count = await self._change(tenant, documents.add, group)
                     group = []
             if tenant is None:
                 raise InvalidRequest("there is no document: the stream has no message")
             if group:
-                count = await asyncio.to_thread(documents.add, scope(tenant), group)
+                count = await self._change(tenant, documents.add, group)
         finally:
             # One write for all documents.
             if tenant is not None:
                 with explained_disk_errors("added in memory, not yet on the disk"):
-                    await asyncio.to_thread(documents.save)
+                    await self._change(tenant, documents.save)
         return retrieval_pb2.AddDocumentsResponse(documents=count)
 
     @guarded_unparsed
@@ -208,10 +212,12 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
     ) -> retrieval_pb2.RemoveDocumentsResponse:
         """Removes documents of the tenant; see retrieval.proto."""
         _, loaded = self._ready()
+        documents = _documents(loaded)
         asked = await parsed(request, NAMES_BOUNDS)
         tenant = checked_tenant(asked.tenant)
         with explained_disk_errors("removed in memory, not yet on the disk"):
-            removed = await asyncio.to_thread(_documents(loaded).remove, scope(tenant), tuple(asked.names))
+            removed = await asyncio.to_thread(documents.remove, scope(tenant), tuple(asked.names))
+            await self._change(tenant, documents.save)
         return retrieval_pb2.RemoveDocumentsResponse(removed=removed)
 
     @guarded
@@ -256,6 +262,11 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
         worker, _ = self._ready()
         held = await _in_worker(worker, worker.gauges)
         return retrieval_pb2.StatsResponse(**{name: int(count) for name, count in held.items()})
+
+    async def _change(self, tenant: str, change: Callable[..., T], *given: object) -> T:
+        """Changes a tenant's documents in a thread, when it is this call's turn among the tenant's."""
+        async with self._changing.of(tenant):
+            return await asyncio.to_thread(change, scope(tenant), *given)
 
     async def _add(self, worker: RetrievalWorker, loaded: Loaded, key: CorpusKey) -> retrieval_pb2.Corpus:
         """Maps a corpus of the service's folder and adds it. Raises CorpusError, InvalidRequest."""

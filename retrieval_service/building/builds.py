@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
-from weakref import WeakValueDictionary
 
 from outrider.tokens import TokenTable
 from outrider.v1 import retrieval_pb2
@@ -23,6 +22,7 @@ from retrieval_service.corpus.bounded_disk import BoundedDisk
 from retrieval_service.corpus.errors import CorpusError
 from retrieval_service.corpus.manage import discard, is_unfinished
 from retrieval_service.corpus.texts import PIECE
+from retrieval_service.turns import Turns
 from speculative.errors import InvalidRequest, OutriderError, Overloaded, Superseded
 
 log = logging.getLogger(__name__)
@@ -183,8 +183,7 @@ class Builds:
         self._corpora_mb = corpora_mb
         self._rooms: dict[str | None, SpoolRoom] = {}
         """By tenant, of the tenants that build now; None: public corpora."""
-        self._loading: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
-        """Locks of the corpora that calls load or remove now."""
+        self._loading: Turns[Path] = Turns()
         self._turns: dict[str | None, asyncio.Lock] = {}
         """Locks by tenant: the holder writes corpora of this tenant."""
         self._running: Counter[str | None] = Counter()
@@ -223,7 +222,7 @@ class Builds:
 
         A corpus that was opened before its files were removed or replaced is never added afterwards.
         """
-        async with self._loading.setdefault(path, asyncio.Lock()):
+        async with self._loading.of(path):
             yield
 
     async def check_room(self, path: Path) -> None:

@@ -92,13 +92,18 @@ class Documents:
         """Tokens that a document counts as within the limits."""
         return max(LEAST_CHARGED, len(ids))
 
-    def save(self) -> None:
-        """Saves additions and removals to the folder, if there is one. Raises OSError."""
+    def save(self, owner: str) -> None:
+        """Saves an owner's additions and removals to the folder, if there is one. Raises OSError.
+
+        Other owners wait for moments only, whatever this owner's index takes.
+        """
         if self._folder is not None:
-            self._library.save(self._folder)
+            self._library.save(self._folder, tenants=[owner])
 
     def remove(self, owner: str, names: Sequence[str]) -> int:
-        """Removes an owner's documents of these names, or all without names, from disk too.
+        """Removes an owner's documents of these names, or all without names, in memory; `save` in the end.
+
+        Waits for no index that is being built already.
 
         Returns:
             The number of documents removed.
@@ -107,7 +112,6 @@ class Documents:
         removed = self._library.remove(owner, *names) if names else self._library.forget(owner)
         with self._changing:
             self._counted(owner)
-        self.save()
         return removed
 
     def close(self) -> None:

@@ -18,10 +18,11 @@ from retrieval_service.corpus.disk import Disk, make_folder
 from retrieval_service.dense.embeddings import Embedder, Vectors
 from retrieval_service.dense.errors import LibraryDamaged, LibraryMismatch
 from retrieval_service.dense.index import Sizes
-from retrieval_service.dense.manifest import Maker, StoredScope, check_maker, read_manifest, write_manifest
+from retrieval_service.dense.manifest import Maker, StoredScope, check_maker, read_manifest
 from retrieval_service.dense.matching import Ids
+from retrieval_service.dense.saving import PresentScopes, SavedScope, Saving
 from retrieval_service.dense.scope_index import Document, FoundDocument, ScopeIndex, Snapshot
-from retrieval_service.dense.storage import Before, read_scope, write_scope
+from retrieval_service.dense.storage import Before, read_scope
 from speculative.errors import InvalidRequest
 
 log = logging.getLogger(__name__)
@@ -43,15 +44,6 @@ class Chunking:
 
 CHUNKING = Chunking()
 SIZES = Sizes()
-
-
-@dataclass(frozen=True, slots=True)
-class _Saved:
-    """A scope's index at one state, counted in changes, and the files that hold that state."""
-
-    scope_index: ScopeIndex
-    changes: int
-    before: Before
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +79,7 @@ class DocumentLibrary:
         self._lock = threading.Lock()
         self._scope_indexes: dict[str, ScopeIndex] = {}
         self._left_out: dict[str, _LeftOut] = {}
-        self._saving = threading.Lock()
-        self._saved: dict[str, _Saved] = {}
-        self._saved_at: Path | None = None
-        self._generation = 0
+        self._saving = Saving(self.maker, self._present)
 
     @classmethod
     def load(
@@ -107,12 +96,13 @@ class DocumentLibrary:
         A scope with a damaged file is left out and logged. Its files stay until the scope is forgotten.
         """
         library = cls(embedder, tokenizer_digest, chunking=chunking, sizes=sizes)
-        saved, library._generation, scope_indexes = read_manifest(folder)
-        check_maker(folder, saved, library.maker)
+        maker, generation, scope_indexes = read_manifest(folder)
+        check_maker(folder, maker, library.maker)
+        saved: dict[str, SavedScope] = {}
         is_checked = False
         for stored in scope_indexes:
             try:
-                snapshot = read_scope(folder, stored, saved)
+                snapshot = read_scope(folder, stored, maker)
             except LibraryDamaged as error:
                 log.error("the documents of %r are left out: %s", stored.tenant, error)
                 library._left_out[stored.tenant] = _LeftOut(stored, str(error))
@@ -121,8 +111,8 @@ class DocumentLibrary:
             scope_index = ScopeIndex.restored(snapshot, chunking.stride, sizes)
             library._scope_indexes[stored.tenant] = scope_index
             held = Before(stored, tuple(scope_index.documents()))
-            library._saved[stored.tenant] = _Saved(scope_index, scope_index.changes, held)
-        library._saved_at = folder
+            saved[stored.tenant] = SavedScope(scope_index, scope_index.changes, held)
+        library._saving.loaded(folder, generation, saved)
         return library
 
     def add(self, tenant: str, documents: Iterable[tuple[str, Sequence[int] | NDArray[Any]]]) -> int:
@@ -189,36 +179,19 @@ class DocumentLibrary:
         with self._lock:
             return {tenant: scope_index.kind for tenant, scope_index in self._scope_indexes.items()}
 
-    def save(self, folder: Path, disk: Disk | None = None) -> None:
-        """Saves the changes since the last save to this folder; searches and removals go on. Raises OSError.
+    def save(self, folder: Path, disk: Disk | None = None, *, tenants: Iterable[str] | None = None) -> None:
+        """Saves the changes of these tenants, or of all, since the last save to this folder. Raises OSError.
 
-        Whenever it is stopped, `load` finds what was saved before or all of this.
+        Searches, removals and saves of other tenants go on. Whenever it is stopped, `load` finds of each
+        tenant what was saved before or all of this.
         """
-        disk = disk or Disk()
-        with self._saving:
-            make_folder(folder)
-            with self._lock:
-                scope_indexes = dict(self._scope_indexes)
-                left_out = [one.stored for one in self._left_out.values() if self._saved_at == folder]
-            if self._saved_at != folder:
-                self._saved = {}
-                self._generation = max(self._generation, _generation_in(folder))
-            generation = self._generation + 1
-            saved: dict[str, _Saved] = {}
-            for number, (tenant, scope_index) in enumerate(scope_indexes.items()):
-                last = self._saved.get(tenant)
-                if last is not None and last.scope_index is not scope_index:
-                    last = None
-                if last is not None and last.changes == scope_index.changes:
-                    saved[tenant] = last
-                else:
-                    before = None if last is None else last.before
-                    saved[tenant] = _save_scope(
-                        disk, folder, f"{generation}-{number}", tenant, scope_index, before
-                    )
-            stored = [*left_out, *(one.before.stored for one in saved.values())]
-            write_manifest(disk, folder, self.maker, generation, stored)
-            self._saved, self._saved_at, self._generation = saved, folder, generation
+        make_folder(folder)
+        self._saving.save(folder, disk or Disk(), tenants)
+
+    def _present(self) -> PresentScopes:
+        with self._lock:
+            left_out = [one.stored for one in self._left_out.values()]
+            return PresentScopes(dict(self._scope_indexes), left_out)
 
     def _check_embedder(self, folder: Path, saved: Snapshot) -> bool:
         """Compares the saved vector of the first window that says anything with the embedder's.
@@ -299,21 +272,3 @@ def _with_vectors(group: list[Windowed], vectors: Vectors) -> Iterator[tuple[Doc
     for document, windows in group:
         yield document, vectors[at : at + len(windows)]
         at += len(windows)
-
-
-def _save_scope(
-    disk: Disk, folder: Path, stem: str, tenant: str, scope_index: ScopeIndex, before: Before | None
-) -> _Saved:
-    def saved(now: Snapshot) -> _Saved:
-        stored = write_scope(disk, folder, stem, tenant, now, before)
-        return _Saved(
-            scope_index, now.changes, Before(stored, tuple(entry.document for entry in now.entries))
-        )
-
-    return scope_index.with_snapshot(saved)
-
-
-def _generation_in(folder: Path) -> int:
-    """The highest generation of any file in the folder, so that no file is overwritten."""
-    stems = (path.name.partition("-")[0] for path in folder.iterdir())
-    return max((int(stem) for stem in stems if stem.isdigit()), default=0)

@@ -5,7 +5,7 @@ Knows nothing of vectors, so that a worker without an index can forget a scope.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ class StoredScope:
 def write_manifest(
     disk: Disk, folder: Path, maker: Maker, generation: int, scope_indexes: list[StoredScope]
 ) -> None:
-    """Makes these scopes the library, by replacing its manifest; removes files that none of them names."""
+    """Makes these scopes the library, by replacing its manifest. Raises OSError."""
     disk.sync_folder(folder)
     body = json.dumps(
         {
@@ -60,9 +60,15 @@ def write_manifest(
     disk.put(
         folder / MANIFEST, f"{_MAGIC} {VERSION} {hashlib.sha256(body.encode()).hexdigest()}\n{body}".encode()
     )
+
+
+def remove_unnamed(
+    disk: Disk, folder: Path, scope_indexes: list[StoredScope], spared: Collection[str] = ()
+) -> None:
+    """Removes files that none of these scopes names; `spared` are stems that stay. Raises OSError."""
     named = {name for scope_index in scope_indexes for name in scope_index.files}
     for path in folder.iterdir():
-        if path.suffix in _ENDINGS and path.name not in named:
+        if path.suffix in _ENDINGS and path.name not in named and path.stem not in spared:
             disk.remove(path)
 
 
@@ -113,7 +119,9 @@ def forget_scope(folder: Path, tenant: str) -> None:
     except NoLibrary:
         return
     left = [scope_index for scope_index in scope_indexes if scope_index.tenant != tenant]
-    write_manifest(Disk(), folder, maker, generation, left)
+    disk = Disk()
+    write_manifest(disk, folder, maker, generation, left)
+    remove_unnamed(disk, folder, left)
 
 
 def _named(maker: Maker) -> str:

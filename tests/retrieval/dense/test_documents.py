@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from retrieval_service.dense.documents import DocumentLimits, Documents
 from retrieval_service.dense.embeddings import TableEmbedder, Vectors
 from retrieval_service.dense.errors import EmbeddingsFailed, LibraryMismatch
 from retrieval_service.dense.index import Kind, VectorIndex
+from retrieval_service.dense.library import DocumentLibrary
 from speculative.errors import Overloaded
 
 WAIT_S = 20.0
@@ -112,6 +114,41 @@ def test_nobody_waits_for_an_index_that_is_built_anew_without_what_was_removed(
         assert removing.result(WAIT_S) == 1
 
 
+def test_nobody_waits_to_save_while_another_ones_index_is_built_anew(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    building, go_on = threading.Event(), threading.Event()
+    build = VectorIndex.build
+
+    def slow(vectors: NDArray[np.floating[Any]], kind: Kind) -> VectorIndex:
+        building.set()
+        assert go_on.wait(WAIT_S)
+        return build(vectors, kind)
+
+    def saved() -> dict[str, list[str]]:
+        library = DocumentLibrary.load(tmp_path, server, "digest")
+        return {owner: [one.name for one in library.documents(owner)] for owner in ("a", "b", "c")}
+
+    with closing(Documents(server, "digest", tmp_path, LIMITS)) as documents, ThreadPoolExecutor() as pool:
+        for owner, name in (("a", "one"), ("a", "two"), ("b", "one"), ("c", "one")):
+            documents.add(owner, [(name, [1] * 16)])
+            documents.save(owner)
+        with monkeypatch.context() as slowly:
+            slowly.setattr(VectorIndex, "build", slow)
+            try:
+                removing = pool.submit(documents.remove, "a", ["one"])
+                assert building.wait(WAIT_S)
+                documents.add("b", [("two", [2] * 16)])
+                pool.submit(documents.save, "b").result(WAIT_S / 4)
+                assert pool.submit(documents.remove, "c", []).result(WAIT_S / 4) == 1
+                pool.submit(documents.save, "c").result(WAIT_S / 4)
+            finally:
+                go_on.set()
+        assert removing.result(WAIT_S) == 1
+        documents.save("a")
+        assert saved() == {"a": ["two"], "b": ["one", "two"], "c": []}
+
+
 def test_documents_that_are_being_embedded_take_their_room(
     server: Server, documents: Documents, start: Start
 ) -> None:
@@ -147,7 +184,7 @@ def test_what_was_added_before_the_server_failed_counts(server: Server) -> None:
 def test_a_folder_belongs_to_one_worker_until_it_ends(server: Server, tmp_path: Path) -> None:
     first = Documents(server, "digest", tmp_path, LIMITS)
     first.add("a", [("one", [1, 2, 3])])
-    first.save()
+    first.save("a")
     with pytest.raises(FolderInUse, match=rf"in use by another process \(pid {os.getpid()}\)"):
         Documents(server, "digest", tmp_path, LIMITS)
     first.close()

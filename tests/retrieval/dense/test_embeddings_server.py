@@ -289,7 +289,8 @@ def test_saved_documents_are_refused_by_another_model_of_the_same_name(
     documents = Documents(EmbeddingsServer(server.url, tokens), "digest", tmp_path, LIMITS)
     begin(documents)
     documents.add("acme", [("one", [0, 1, 2])])
-    documents.save()
+    for tenant in ("first", "acme"):
+        documents.save(tenant)
     documents.close()
     Documents(EmbeddingsServer(server.url, tokens), "digest", tmp_path, LIMITS).close()
     server.answer = says(lambda whole: [one["embedding"].reverse() for one in whole["data"]])
