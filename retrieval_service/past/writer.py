@@ -197,6 +197,9 @@ class Writer:
                 self._fell_behind(tenant, error)
 
     def _forget(self, tenant: Tenant, sessions: Sequence[str]) -> bool:
+        # A tenant that was unknown to the caller may have been fed since: the files are that one's.
+        fed = (one for one in tuple(self._tenants) if one.name == tenant.name and not one.gone)
+        tenant = next(fed, tenant)
         if tenant.files is None or tenant.gone:
             return True
         if not tenant.files.forget(sessions, *tenant.copy()):
