@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TextIO
 
 from outrider.tokens import TokenTable
 from outrider.v1 import retrieval_pb2
@@ -93,15 +93,19 @@ class Spool:
         self._tokens = tokens
         self._room = room
         self._size = 0
+        self._writing = threading.Lock()
+        self._is_over = False
+        self._lock: int | None = None
+        self._file: TextIO | None = None
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = tempfile.TemporaryDirectory(prefix=INCOMING, dir=folder)
-        self._lock = _locked(Path(self._folder.name))
         self.tokenizer = Path(self._folder.name) / "tokenizer.json"
         self.path = Path(self._folder.name) / "documents"
-        self._file = self.path.open("w", encoding="utf-8")
 
     def __enter__(self) -> Self:
         try:
+            self._lock = _locked(Path(self._folder.name))
+            self._file = self.path.open("w", encoding="utf-8")
             self.tokenizer.write_text(self._tokens.to_json(), encoding="utf-8")
         except BaseException:
             self._remove()
@@ -114,11 +118,17 @@ class Spool:
         self._remove()
 
     def _remove(self) -> None:
-        with contextlib.suppress(OSError):  # the rest of the text, on a full disk
-            self._file.close()
-        self._folder.cleanup()
-        os.close(self._lock)
-        self._room.give_back(self._size)
+        with self._writing:  # a thread may still add a document of a call that was cancelled
+            self._is_over = True
+            self._room.give_back(self._size)
+            if self._file is not None:
+                with contextlib.suppress(OSError):  # the rest of the text, on a full disk
+                    self._file.close()
+        try:
+            self._folder.cleanup()
+        finally:
+            if self._lock is not None:
+                os.close(self._lock)
 
     def add(self, message: retrieval_pb2.BuildCorpusRequest) -> None:
         """Adds a document to the spool. Raises InvalidRequest, or Overloaded if there is too much text."""
@@ -134,13 +144,20 @@ class Spool:
 
     def flush(self) -> None:
         """Writes the buffered documents to the spool's file."""
-        self._file.flush()
+        self._open_file().flush()
 
     def _write(self, document: dict[str, object]) -> None:
         line = json.dumps(document)
-        self._room.take(len(line))
-        self._size += len(line)
-        self._file.write(line + "\n")
+        with self._writing:
+            file = self._open_file()
+            self._room.take(len(line))
+            self._size += len(line)
+            file.write(line + "\n")
+
+    def _open_file(self) -> TextIO:
+        if self._file is None or self._is_over:
+            raise ValueError("the spool is not open")
+        return self._file
 
 
 def remove_left(folder: Path) -> None:

@@ -1,6 +1,8 @@
 """A stream of documents without an end is refused, and holds up nobody else's."""
 
 import asyncio
+import errno
+import os
 from collections.abc import Iterator
 from itertools import chain, repeat
 from pathlib import Path
@@ -9,11 +11,17 @@ import grpc.aio
 import pytest
 from live_retrieval import LINE, Code, apart, refused, refused_amid, serving
 
+from outrider.tokens import TokenTable
 from outrider.v1 import retrieval_pb2
-from retrieval_service.building.builds import BUILDS_OF_A_TENANT, INCOMING, Builds, SpoolRoom
+from retrieval_service.building.builds import BUILDS_OF_A_TENANT, INCOMING, Builds, Spool, SpoolRoom
 from speculative.errors import Overloaded
 
 Build = retrieval_pb2.BuildCorpusRequest
+
+
+@pytest.fixture
+def tokens(tiny_llama: Path) -> TokenTable:
+    return TokenTable.from_json((tiny_llama / "tokenizer.json").read_text())
 
 
 def start(name: str, tenant: str = "a") -> Build:
@@ -113,6 +121,31 @@ def test_builds_of_one_tenant_share_its_room_and_give_it_back() -> None:
         with builds.room("a") as same:
             same.take(600_000)
     assert SpoolRoom(1).most_mb == 1
+
+
+def test_a_document_that_comes_after_the_end_of_its_build_takes_no_room(
+    tokens: TokenTable, tmp_path: Path
+) -> None:
+    room = SpoolRoom(1)
+    with Spool(tmp_path, tokens, room) as spool:
+        spool.add(Build(text="one"))
+    with pytest.raises(ValueError, match="not open"):
+        spool.add(Build(text="two"))
+    room.take(1 << 20)
+
+
+def test_a_spool_that_cannot_be_opened_leaves_no_file_open_and_no_folder(
+    tokens: TokenTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", full)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="No space"), Spool(tmp_path, tokens, SpoolRoom(1)):
+        pass
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("said", [[start("x")], []], ids=["more", "at all"])
