@@ -10,7 +10,7 @@ from retrieval_service.dense.embeddings import Embedder
 from retrieval_service.dense.errors import NoLibrary
 from retrieval_service.dense.library import DocumentLibrary
 from retrieval_service.dense.near_documents import NearDocuments
-from speculative.errors import Overloaded
+from speculative.errors import Overloaded, Unavailable
 
 RETRY_AFTER_S = 60.0
 LEAST_CHARGED = 16
@@ -59,6 +59,8 @@ class Documents:
                 raise
         self.near = NearDocuments(self._library)
         self._changing = threading.Lock()
+        self._saves = 0
+        self._closed = False
         self._held = {name: self._count(name) for name in self._library.kinds()}
         self._coming: dict[str, list[dict[str, int]]] = {}
         """Tokens of the documents that are being added, by owner, addition and name."""
@@ -93,12 +95,23 @@ class Documents:
         return max(LEAST_CHARGED, len(ids))
 
     def save(self, owner: str) -> None:
-        """Saves an owner's additions and removals to the folder, if there is one. Raises OSError.
+        """Saves an owner's additions and removals to the folder, if there is one.
 
+        Raises OSError, and Unavailable after `close`.
         Other owners wait for moments only, whatever this owner's index takes.
         """
-        if self._folder is not None:
+        if self._folder is None:
+            return
+        with self._changing:
+            if self._closed:
+                raise Unavailable(f"{self._folder} is closed, as the worker ends: ask again")
+            self._saves += 1
+        try:
             self._library.save(self._folder, tenants=[owner])
+        finally:
+            with self._changing:
+                self._saves -= 1
+                self._release()
 
     def remove(self, owner: str, names: Sequence[str]) -> int:
         """Removes an owner's documents of these names, or all without names, in memory; `save` in the end.
@@ -115,9 +128,15 @@ class Documents:
         return removed
 
     def close(self) -> None:
-        """Ends the search, and releases the folder. `save` before."""
+        """Ends the search, and releases the folder once no save is under way. `save` before."""
         self.near.close()
-        if self._lock is not None:
+        with self._changing:
+            self._closed = True
+            self._release()
+
+    def _release(self) -> None:
+        # Another process that had the folder during a save would lose documents, or this one would.
+        if self._closed and not self._saves and self._lock is not None:
             self._lock.close()
 
     def _open(self, folder: Path, embedder: Embedder, tokenizer_digest: str) -> None:

@@ -18,7 +18,8 @@ from retrieval_service.dense.embeddings import TableEmbedder, Vectors
 from retrieval_service.dense.errors import EmbeddingsFailed, LibraryMismatch
 from retrieval_service.dense.index import Kind, VectorIndex
 from retrieval_service.dense.library import DocumentLibrary
-from speculative.errors import Overloaded
+from retrieval_service.dense.storage import write_scope
+from speculative.errors import Overloaded, Unavailable
 
 WAIT_S = 20.0
 LIMITS = DocumentLimits(tokens=100, tokens_of_tenant=60)
@@ -193,3 +194,33 @@ def test_a_folder_belongs_to_one_worker_until_it_ends(server: Server, tmp_path: 
     second = Documents(server, "digest", tmp_path, LIMITS)
     assert second.near.count == 1, "one that could not read the folder has left it"
     second.close()
+
+
+def test_a_folder_is_released_only_when_the_last_save_has_ended(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing, go_on = threading.Event(), threading.Event()
+
+    def slow(*given: Any) -> Any:
+        writing.set()
+        assert go_on.wait(WAIT_S)
+        return write_scope(*given)
+
+    documents = Documents(server, "digest", tmp_path, LIMITS)
+    documents.add("a", [("one", [1, 2, 3])])
+    monkeypatch.setattr("retrieval_service.dense.saving.write_scope", slow)
+    with ThreadPoolExecutor() as pool:
+        try:
+            saving = pool.submit(documents.save, "a")
+            assert writing.wait(WAIT_S)
+            documents.close()
+            with pytest.raises(FolderInUse):
+                Documents(server, "digest", tmp_path, LIMITS)
+            with pytest.raises(Unavailable, match="is closed"):
+                documents.save("a")
+        finally:
+            go_on.set()
+        saving.result(WAIT_S)
+    again = Documents(server, "digest", tmp_path, LIMITS)
+    assert again.near.count == 1
+    again.close()
