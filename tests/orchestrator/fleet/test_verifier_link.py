@@ -146,8 +146,8 @@ async def test_a_probe_that_nobody_answers_holds_no_check_up() -> None:
     link: Any = await link_to(later)
     probes: list[float] = []
 
-    async def never(message: verifier_pb2.VerifierDescribeRequest, *, timeout: float) -> Any:
-        probes.append(timeout)
+    async def never(message: verifier_pb2.VerifierDescribeRequest, **how: Any) -> Any:
+        probes.append(how["timeout"])
         await asyncio.Event().wait()
 
     link._stub.Describe = never
