@@ -124,7 +124,9 @@ class Run:
             "progress": asdict(self.progress),
         }
         partial = self._checkpoint.with_suffix(".partial")
-        torch.save(state, partial)
+        # A file of Python's own: torch's says of a full disk no more than "unexpected pos 704 vs 598".
+        with partial.open("wb") as file:
+            torch.save(state, file)
         os.replace(partial, self._checkpoint)
 
     def _restore(self) -> None:

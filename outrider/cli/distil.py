@@ -68,7 +68,7 @@ def distil(
         kind=kind,
         target=target,
         out=out,
-        work=work or out.with_name(f"{out.name}.work"),
+        work=work or out.parent / f"{out.name}.work",
         text=tuple(text or ()),
         past=tuple(past or ()),
         globs=tuple(glob or ()),
@@ -107,6 +107,9 @@ def _trained(options: "DistilOptions") -> dict[str, Any]:
             raise CommandFailed(
                 "interrupted, with a checkpoint; run the same command to go on", "ABORTED"
             ) from error
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else f"work folder {options.work}: "
+            raise CommandFailed(f"{where}{error.strerror or error}; run the same command to go on") from error
 
 
 class _Bars:

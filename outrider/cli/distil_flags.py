@@ -8,7 +8,7 @@ import typer
 from training.heads.kinds import KINDS
 
 Target = Annotated[str, typer.Option(help="Target that the head is for: a Hugging Face folder or id.")]
-Out = Annotated[Path, typer.Option(help="Folder of the finished head, replaced if it exists.")]
+Out = Annotated[Path, typer.Option(help="Folder of the finished head; an earlier head there is replaced.")]
 Text = Annotated[list[Path] | None, typer.Argument(help="Text files, and folders to read whole.")]
 Kind = Annotated[str, typer.Option(help=f"Kind of head: {', '.join(KINDS)} (the last two are small models).")]
 Past = Annotated[

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import torch
@@ -66,14 +67,21 @@ def test_a_checkpoint_cut_short_while_written_does_not_replace_the_last(
     run_until(5, tmp_path)
     run = Run("tiny", Tiny(0).model, FOREVER, tmp_path)
 
-    def cut_short(_state: object, path: Path) -> None:
-        path.write_bytes(b"half")
+    def cut_short(_state: object, file: BinaryIO) -> None:
+        file.write(b"half")
         raise OSError("disk full")
 
     monkeypatch.setattr(torch, "save", cut_short)
     with pytest.raises(OSError, match="disk full"):
         run.save()
     assert Run("tiny", Tiny(0).model, FOREVER, tmp_path).progress.step == 5
+
+
+def test_a_checkpoint_on_a_full_disk_is_an_error_that_says_so(tmp_path: Path) -> None:
+    run = Run("tiny", Tiny(0).model, FOREVER, tmp_path)
+    (tmp_path / "tiny.partial").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device"):
+        run.save()
 
 
 def test_a_finished_run_is_not_trained_further(tmp_path: Path) -> None:

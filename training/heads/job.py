@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from outrider.lm.device.placement import find_device
 from outrider.lm.heads.published import write_head
 from outrider.lm.load.model import load_model, load_tokenizer
 from outrider.lm.load.weights_digest import weights_digest
@@ -57,7 +58,7 @@ def distil(options: DistilOptions, documents: Iterable[str], progress: DistilPro
     Raises InvalidRequest if the options, the text or the files of an earlier run do not fit, ModelRefused if
     the target cannot have a head, and Interrupted on SIGTERM.
     """
-    options = checked(options)
+    options = replace(checked(options), device=str(find_device(options.device)))
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     options.work.mkdir(parents=True, exist_ok=True)

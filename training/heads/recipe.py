@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -140,12 +141,29 @@ def checked(options: DistilOptions) -> DistilOptions:
         )
     if not 0 <= options.written <= 1:
         raise InvalidRequest(f"--written {options.written} is not a share from 0 to 1")
+    if not 0 <= options.seed < 2**63:
+        raise InvalidRequest(f"--seed {options.seed} is not a whole number from 0 to {2**63 - 1}")
+    if not 0 <= options.rate < inf:
+        raise InvalidRequest(f"--rate {options.rate} is no learning rate; give one above 0, or leave it out")
+    _check_out(options.out)
     defaults = _DEFAULTS[options.kind]
     depth = options.depth or defaults.depth
     if depth > options.window // 4:
         raise InvalidRequest(f"--depth {depth} is more than a quarter of --window {options.window}; lower it")
     filled = {**vars(options), "depth": depth, "rate": options.rate or defaults.rate}
     return DistilOptions(**filled)
+
+
+def _check_out(out: Path) -> None:
+    """Raises InvalidRequest for what a finished head cannot take the place of, before hours of training."""
+    if out.name in ("", ".."):
+        raise InvalidRequest(f"--out {str(out)!r} is no folder of the head's own; name one")
+    if out.exists() and not out.is_dir():
+        raise InvalidRequest(f"--out {str(out)!r} is a file; name a folder")
+    if out.is_dir() and any(out.iterdir()) and not (out / "config.json").is_file():
+        raise InvalidRequest(
+            f"--out {str(out)!r} holds files and no head, and all of them would be removed; name a new folder"
+        )
 
 
 def epochs_of(kind: str) -> int:

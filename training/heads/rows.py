@@ -144,7 +144,7 @@ def beginnings(text: TrainingText, count: int, window: int, seed: int) -> Ids:
 def _held_out(table: TokenTable, path: Path) -> list[tuple[Sequence[int], Sequence[int]]]:
     """Prompts of a file of JSON lines, each alone and with its continuation."""
     held: list[tuple[Sequence[int], Sequence[int]]] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(_lines(path), start=1):
         try:
             record = json.loads(line)
             prompt, whole = record["prompt"], record["prompt"] + record.get("continuation", "")
@@ -176,8 +176,8 @@ def _past(
 
 def _exported(table: TokenTable, path: Path) -> tuple[str, list[Ids]]:
     """The tenant and the outputs of a file that `outrider memory export` wrote."""
+    first, *lines = _lines(path) or [""]
     try:
-        first, *lines = path.read_text(encoding="utf-8").splitlines() or [""]
         header = json.loads(first)
         tenant, count, tokenizer = header["tenant"], header["outputs"], header["tokenizer"]
         if header["format"] != _FORMAT:
@@ -196,6 +196,16 @@ def _exported(table: TokenTable, path: Path) -> tuple[str, list[Ids]]:
     if any(len(ids) and int(ids.max()) >= table.size for ids in outputs):
         raise InvalidRequest(f"{path} has ids beyond the target's vocabulary of {table.size}")
     return str(tenant), [ids for ids in outputs if len(ids)]
+
+
+def _lines(path: Path) -> list[str]:
+    """Lines of JSON; a text in it may hold characters that `splitlines` takes for line ends as well."""
+    try:
+        return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{path} is not UTF-8 at byte {error.start}; give JSON lines") from error
 
 
 def _hold_out(text: TrainingText, window: int) -> None:
