@@ -1,10 +1,16 @@
 """Small models that `outrider distil` trains: a second drafter beside a first, and one that writes blocks."""
 
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from drafter_service.drafters import load
 from drafter_service.settings import DrafterSettings
@@ -17,6 +23,7 @@ from training.heads.job import distil
 from training.heads.recipe import DistilOptions
 from training.heads.small_lm import SmallLM
 from training.heads.unrolled import unrolled
+from training.loop import Interrupted
 
 
 @pytest.fixture
@@ -125,3 +132,30 @@ def test_a_block_drafter_learns_places_further_away(options: DistilOptions, smal
     assert found["after"]["acceptance_length"] > found["before"]["acceptance_length"]
     made = load(DrafterSettings(model=str(options.out), drafter="block", threads=1, passes="eager"))
     assert len(made.abilities.masks) == 3
+
+
+def test_a_model_with_dropout_ends_with_the_same_weights_however_often_its_run_is_stopped(
+    options: DistilOptions, small: Path, tmp_path: Path
+) -> None:
+    forgetful = tmp_path / "forgetful"
+    shutil.copytree(small, forgetful)
+    config = json.loads((forgetful / "config.json").read_text())
+    (forgetful / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.5}))
+    chosen = replace(options, kind="lm", drafter=str(forgetful), data="fixed")
+    whole = replace(chosen, out=tmp_path / "whole", work=tmp_path / "whole.work")
+    distil(whole, TEXTS, quiet)
+    with pytest.raises(Interrupted):
+        distil(chosen, TEXTS, stopped_after(3))
+    distil(chosen, TEXTS, quiet)
+    one, other = (load_file(made.out / "model.safetensors") for made in (whole, chosen))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def stopped_after(steps: int) -> Callable[..., None]:
+    """A progress that asks the run to stop after so many steps of training."""
+
+    def show(name: str, done: int, total: int, remark: str = "") -> None:
+        if (name, done) == ("training", steps):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return show

@@ -161,6 +161,7 @@ def train(
     loss, rate = options.loss, options.rate
 
     def loss_of(step: int, _share: float) -> torch.Tensor:
+        torch.manual_seed(options.seed + step)  # a model's dropout, after an interruption too
         ids, features, read = lessons.at(step).to(target.device)
         weights = None if first is None else first.weights(target, ids, features)
         return loss.of_batch(head, target, ids, features, options.seed + step, weights, read)
