@@ -71,7 +71,7 @@ def suggest(
     if head:
         print(f"head     {head}: made for this target; outrider up {shlex.quote(target)} --heads auto")
     if choice.drafter:
-        print(f"measure  outrider models check {target} {choice.drafter}")
+        print(f"measure  {shlex.join(['outrider', 'models', 'check', target, choice.drafter])}")
 
 
 @app.command("check")
@@ -203,7 +203,7 @@ def skip_layers(
     for one in found:
         print(_line_of_set(one))
     if skip:
-        print(f"\n[drafter]\nmodel = {json.dumps(target)}\nskip = {json.dumps(skip)}")
+        print(f"\n[drafter]\nmodel = {_toml(target)}\nskip = {_toml(skip)}")
     else:
         print("no set pays: drafting would cost more time than it saves")
 
@@ -251,7 +251,12 @@ def _lines(report: "Report") -> Iterator[str]:
         )
     for role, settings in report.settings().items():
         yield f"\n[{role}]"
-        yield from (f"{name} = {json.dumps(value)}" for name, value in settings.items())
+        yield from (f"{name} = {_toml(value)}" for name, value in settings.items())
+
+
+def _toml(value: object) -> str:
+    """A value in TOML, which refuses the two halves in which JSON escapes a character such as an emoji."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _of_side(side: "Side") -> str:

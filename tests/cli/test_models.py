@@ -1,6 +1,7 @@
 """`outrider models check`: whether two models fit, and the settings that it recommends."""
 
 import json
+import shlex
 import shutil
 import tomllib
 from pathlib import Path
@@ -75,16 +76,28 @@ def test_a_drafter_that_is_often_wrong_agrees_less_and_the_report_says_so(
 def test_the_text_report_ends_in_a_valid_configuration_file(
     run: Run, tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = run(tiny_llama, tiny_llama, *SMALL)
+    folder = shutil.copytree(tiny_llama, tmp_path / "lláma 😀")
+    done = run(folder, folder, *SMALL)
     assert done.status == 0
     assert "tokenizers  fit" in done.out
     assert "timing passes" in done.err
     file = tmp_path / "outrider.toml"
     file.write_text(done.out[done.out.index("[verifier]") :])
-    assert tomllib.loads(file.read_text())["verifier"]["threads"] == 1
+    read = tomllib.loads(file.read_text())
+    assert (read["verifier"]["threads"], read["verifier"]["model"]) == (1, str(folder))
     with pytest.raises(SystemExit) as end:
         main(["config", "check", str(file)])
     assert end.value.code == 0, capsys.readouterr().out
+
+
+def test_the_suggested_command_can_be_pasted_whatever_the_folder_is_called(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "my models" / "target"
+    target.parent.mkdir()
+    target.symlink_to(ROOT / "models/target")
+    *_, measure = ended(capsys, "models", "suggest", target).out.splitlines()
+    assert shlex.split(measure)[:-1] == ["measure", "outrider", "models", "check", str(target)]
 
 
 def test_different_tokenizers_are_reported_with_the_first_difference(
