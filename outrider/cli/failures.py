@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, TextIO
 
 import typer
 
@@ -33,6 +33,13 @@ class CommandFailed(Exception):
 def usage(message: str) -> CommandFailed:
     """The failure of a command whose flags are wrong or contradict each other."""
     return CommandFailed(message, "INVALID_ARGUMENT", USAGE)
+
+
+def standard_input() -> TextIO:
+    """Standard input. Raises CommandFailed where the process was started without it."""
+    if sys.stdin is None:
+        raise CommandFailed("standard input is closed: pipe the text in, or name a file")
+    return sys.stdin
 
 
 def lose_output(error: OSError) -> CommandFailed:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.cli.failures import CommandFailed, Json, usage
+from outrider.cli.failures import CommandFailed, Json, standard_input, usage
 
 if TYPE_CHECKING:
     from retrieval_service.corpus.layout import CorpusHeader
@@ -88,7 +88,11 @@ def build_index(
         table = read_tokenizer(tokenizer)
         settings = CorpusSettings(table.digest, table.size, tenant, shard_tokens or SHARD_TOKENS)
         texts = TextSource(
-            tuple(sources or ()), tuple(glob or ()), jsonl_field, sys.stdin.buffer if stdin else None, (out,)
+            tuple(sources or ()),
+            tuple(glob or ()),
+            jsonl_field,
+            standard_input().buffer if stdin else None,
+            (out,),
         )
         kept_out = TextSource(tuple(exclude)) if exclude else None
         with _Meter() as meter:

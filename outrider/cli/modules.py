@@ -13,7 +13,8 @@ from outrider.runtime.children import ROOT
 
 def become(arguments: Sequence[str]) -> NoReturn:
     """Replaces this process by Python with these arguments and the import path of this process."""
-    sys.stdout.flush()
+    if sys.stdout is not None:
+        sys.stdout.flush()
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     # -P keeps the working directory and a script's folder off the path, where files could shadow packages.
     os.execve(sys.executable, [sys.executable, "-P", *arguments], {**os.environ, "PYTHONPATH": path})

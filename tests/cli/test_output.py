@@ -1,9 +1,11 @@
-"""A command whose standard output cannot be written fails with one line."""
+"""A command whose standard streams cannot be used fails with one line."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 VERSION = [sys.executable, "-m", "outrider.cli", "version", "--json"]
@@ -41,3 +43,31 @@ def test_a_character_that_the_terminal_lacks_does_not_end_an_answer() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert b"?" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words", ["top -", "index build corpus --stdin --tokenizer models/target", "chat --address 127.0.0.1:1"]
+)
+def test_a_closed_standard_input_is_said_in_one_line(words: str) -> None:
+    done = closed("<&-", words)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("error: standard input is closed")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_service_starts_without_a_standard_output() -> None:
+    done = closed(">&-", "serve drafter --nonsense")
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+
+
+def closed(redirection: str, words: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command without one of its standard streams."""
+    command = [sys.executable, "-m", "outrider.cli", *words.split()]
+    return subprocess.run(
+        ["sh", "-c", f'exec "$@" {redirection}', "sh", *command],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        timeout=200,
+        check=False,
+    )

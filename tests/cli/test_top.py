@@ -151,3 +151,9 @@ def test_a_process_s_texts_are_shown_without_markup() -> None:
     console = Console(file=io.StringIO(), width=150, markup=False)
     console.print(table([process]))
     assert "[red]no[/red]" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_file_of_other_bytes_is_wrong_usage(tmp_path: Path) -> None:
+    (tmp_path / "up.json").write_bytes(b"\xff\xfe{}")
+    with pytest.raises(CommandFailed, match="is not what `outrider up --json` printed"):
+        metrics_of([str(tmp_path / "up.json")])

@@ -5,14 +5,13 @@ over gRPC, which says of each token where it comes from.
 """
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from outrider.cli.access import Access, ApiKeyFile, Ca, Cert, CertKey
-from outrider.cli.failures import CommandFailed, usage
+from outrider.cli.failures import CommandFailed, standard_input, usage
 from outrider.wire.incoming.http_url import http_url
 
 if TYPE_CHECKING:
@@ -189,8 +188,9 @@ def _figures(completion: "Completion") -> str:
 
 def _lines(console: "Console") -> Iterator[str]:
     """Messages of the user: lines of a terminal after a mark, or of a pipe; blank lines are left out."""
-    if not (sys.stdin.isatty() and console.is_terminal):
-        yield from (line.strip() for line in sys.stdin if line.strip())
+    given = standard_input()
+    if not (given.isatty() and console.is_terminal):
+        yield from (line.strip() for line in given if line.strip())
         return
     while True:
         try:

@@ -1,7 +1,6 @@
 """`outrider top`: shows figures of each process, live in the terminal, or once as text or JSON."""
 
 import json
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -16,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from outrider.cli.failures import CommandFailed, usage
+from outrider.cli.failures import CommandFailed, standard_input, usage
 from outrider.cli.observe.gauges import Reading, ReadingPair, figures, read
 from outrider.runtime.log import escaped
 
@@ -34,9 +33,9 @@ def metrics_of(arguments: Sequence[str]) -> list[str]:
     found: list[str] = []
     for one in arguments:
         if one == "-":
-            found += _announced(sys.stdin.readline(), "standard input")
+            found += _announced(standard_input().readline(), "standard input")
         elif (path := Path(one)).is_file():
-            found += _announced(path.read_text(encoding="utf-8"), one)
+            found += _announced(_text_of(path), one)
         else:
             found.append(one)
     if not found:
@@ -44,6 +43,13 @@ def metrics_of(arguments: Sequence[str]) -> list[str]:
             "name at least one address of metrics, or the file with what `outrider up --json` printed"
         )
     return list(dict.fromkeys(found))
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise usage(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _announced(text: str, where: str) -> list[str]:
