@@ -4,7 +4,7 @@ Modules that do a command's work are imported when it is called.
 """
 
 import json
-import sys
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outrider.cli.access import operator_channel, take_operator_certificate
-from outrider.cli.failures import CommandFailed, Json, usage
+from outrider.cli.failures import CommandFailed, Json, standard_input, usage
 
 if TYPE_CHECKING:
     from outrider.v1 import retrieval_pb2
@@ -99,7 +99,7 @@ def build_corpus(
         from retrieval_service.corpus.texts import TextSource
 
         texts = TextSource(
-            tuple(sources or ()), tuple(glob or ()), jsonl_field, sys.stdin.buffer if stdin else None
+            tuple(sources or ()), tuple(glob or ()), jsonl_field, standard_input().buffer if stdin else None
         )
 
         def messages() -> "Iterator[retrieval_pb2.BuildCorpusRequest]":
@@ -174,7 +174,9 @@ def add_documents(
             for path in TextSource(tuple(sources), tuple(glob or ())).files():
                 text = "".join(TextSource((path,)))
                 if text:
-                    document = retrieval_pb2.Document(name=path.as_posix()[-LONGEST_NAME:], text=text)
+                    # A name on the disk may be of any bytes.
+                    name = os.fsencode(path).decode("utf-8", "replace")[-LONGEST_NAME:]
+                    document = retrieval_pb2.Document(name=name, text=text)
                     yield retrieval_pb2.AddDocumentsRequest(tenant=tenant, document=document)
 
         added = _sent(worker.AddDocuments, messages(), BUILD_S)

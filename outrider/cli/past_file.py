@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ def write_past(path: Path, tenant: str, worker: Any) -> ExportedPast:
     """
     from outrider.v1 import retrieval_pb2
 
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.parent / f".{path.name}.partial"
     tokens = 0
     answers = worker.ExportPast(retrieval_pb2.ExportPastRequest(tenant=tenant), timeout=EXPORT_S)
     first = next(answers)
@@ -49,5 +50,6 @@ def write_past(path: Path, tenant: str, worker: Any) -> ExportedPast:
     except OSError as error:
         raise CommandFailed(f"{path} cannot be written: {error.strerror}") from error
     finally:
-        partial.unlink(missing_ok=True)  # the tenant's outputs, if the worker was lost or Ctrl-C came
+        with suppress(OSError):  # of a name that is too long, too
+            partial.unlink()  # the tenant's outputs, if the worker was lost or Ctrl-C came
     return ExportedPast(int(first.outputs), tokens)

@@ -97,6 +97,30 @@ def test_past_outputs_are_exported_to_a_file_that_its_owner_alone_reads(run: Run
     assert (nowhere.status, "cannot be written" in nowhere.err) == (1, True)
 
 
+@pytest.mark.parametrize("name", [".", "", "a" * 300])
+def test_a_file_that_cannot_be_written_for_an_export_is_one_line(
+    run: Run, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run("export", name, "--tenant", "acme")
+    assert (done.status, done.err.count("\n"), "cannot be written" in done.err) == (1, 1, True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_of_any_name_becomes_a_document(run: Run, texts: Path) -> None:
+    (texts / "d\udce9j\udce0.py").write_text("def of_another_age(value):\n    return value\n" * 20)
+    assert run("add", texts, "--tenant", "old", "--json").said == {"documents": 4}
+    assert run("drop", texts / "d\ufffdj\ufffd.py", "--tenant", "old", "--json").said == {"removed": 1}
+    run("forget", "--all", "--tenant", "old")
+
+
+@pytest.mark.parametrize("arguments", [("list", "--tenant=a\udcff"), ("drop", "a\udcff")])
+def test_a_name_that_is_not_utf_8_is_wrong_usage(run: Run, arguments: tuple[str, ...]) -> None:
+    done = run(*arguments, "--json")
+    assert (done.status, done.err) == (2, "")
+    assert done.said["error"]["message"] == "'a\\udcff' is not UTF-8, as names and texts have to be"
+
+
 def test_an_unreadable_source_ends_a_build_and_is_reported(run: Run, tmp_path: Path) -> None:
     done = run("build", "source", tmp_path / "nothing", "--public", "--json")
     assert (done.status, done.said["error"]["code"]) == (1, "INVALID_ARGUMENT")
