@@ -48,7 +48,8 @@ def prompts(table: TokenTable, text: Path | None, count: int, length: int) -> li
 
 def _listed(content: str, text: Path) -> list[str]:
     found = []
-    for number, line in enumerate(content.splitlines(), start=1):
+    # A prompt may hold characters that `splitlines` takes for line ends as well.
+    for number, line in enumerate(content.removesuffix("\n").split("\n"), start=1):
         try:
             prompt = json.loads(line)["prompt"]
         except (ValueError, KeyError, TypeError) as error:

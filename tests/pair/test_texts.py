@@ -43,6 +43,14 @@ def test_lines_of_json_are_a_prompt_each(table: TokenTable, tmp_path: Path) -> N
     assert prompts(table, text, 9, 50) == [table.encode("one"), table.encode("two")]
 
 
+def test_a_prompt_may_hold_characters_that_other_programs_take_for_line_ends(
+    table: TokenTable, tmp_path: Path
+) -> None:
+    text = tmp_path / "text.jsonl"
+    text.write_text('{"prompt": "one\u2028two"}\r\n{"prompt": "three\x85four"}\n', encoding="utf-8")
+    assert prompts(table, text, 9, 50) == [table.encode("one\u2028two"), table.encode("three\x85four")]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
