@@ -27,7 +27,11 @@ def write(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def publish(staged: Path, folder: Path) -> None:
-    """Makes `folder` a copy of `staged`; a card (README.md) that is already there stays."""
+    """Makes `folder` a copy of `staged`; a card (README.md) that is already there stays.
+
+    Where `folder` is a link to a folder, what it leads to is replaced, and the link stays.
+    """
+    folder = folder.resolve()
     partial, old = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("partial", "old"))
     for leftover in (partial, old):
         shutil.rmtree(leftover, ignore_errors=True)

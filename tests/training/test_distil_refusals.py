@@ -13,6 +13,7 @@ from outrider.tokens import TokenTable
 from speculative.errors import InvalidRequest
 from tests.cli.inside import Ended, ended
 from tests.training.conftest import TEXTS, quiet
+from training.export import publish
 from training.heads.job import distil
 from training.heads.recipe import DistilOptions, checked
 from training.heads.rows import read_text
@@ -112,3 +113,16 @@ def test_a_work_folder_that_is_a_file_and_an_out_that_is_this_folder_are_one_lin
     done = ended(capsys, "distil", "text.txt", "--target", target, "--out", ".", "--json")
     assert (done.status, "Traceback" in done.err) == (1, False)
     assert "--out '.' is no folder" in done.said["error"]["message"]
+
+
+def test_a_head_takes_the_place_of_what_a_link_leads_to_again_and_again(tmp_path: Path) -> None:
+    staged, folder, link = (tmp_path / name for name in ("staged", "eagle-7", "eagle"))
+    folder.mkdir()
+    link.symlink_to(folder.name)
+    staged.mkdir()
+    for weights in ("first", "second"):
+        (staged / "config.json").write_text(weights)
+        publish(staged, link)
+        assert link.is_symlink()
+        assert (folder / "config.json").read_text() == weights
+    assert {path.name for path in tmp_path.iterdir()} == {"staged", "eagle-7", "eagle"}
