@@ -104,7 +104,11 @@ class LessonProcess:
             ]
             for talk in talks:
                 talk.start()
-            why = self._watch(child)
+            try:
+                why = self._watch(child)
+            except BaseException:
+                child.kill()  # it may be paused, and would be waited for without end
+                raise
             self._pace.ended(time.monotonic())
             for talk in talks:
                 talk.join()

@@ -1,5 +1,6 @@
 """Lessons in their child processes: helpful, harmful, short of memory, killed. Old weights serve on."""
 
+import errno
 import os
 import signal
 import threading
@@ -186,6 +187,39 @@ def test_a_lesson_that_gets_too_little_memory_says_so(
         started(LessonPace(1.0, 1), memory_mb=70).run()
     assert failure.value.reason == "memory"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_paused_child_is_ended_where_the_machine_cannot_be_looked_at(
+    tiny_llama_b: Path, tmp_path: Path
+) -> None:
+    looked: list[int] = []
+    raised: list[OSError] = []
+
+    def look(pid: int) -> Surroundings:
+        looked.append(pid)
+        if len(looked) > 1:
+            raise OSError(errno.EMFILE, "Too many open files", "/proc/stat")
+        return Surroundings(1, 0.0)  # busy: the child is paused
+
+    def run() -> None:
+        try:
+            lesson.run()
+        except OSError as error:
+            raised.append(error)
+
+    wanted = order(tiny_llama_b, tmp_path / "1")
+    lesson = LessonProcess(
+        wanted, [], [], child=CHILD, pace=LessonPace(1.0, 1), surroundings=look, late_s=300
+    )
+    running = threading.Thread(target=run, daemon=True)
+    running.start()
+    running.join(30)
+    hangs = running.is_alive()
+    if hangs:
+        os.kill(looked[0], signal.SIGKILL)
+    assert not hangs
+    assert [error.errno for error in raised] == [errno.EMFILE]
+    assert not Path(f"/proc/{looked[0]}").exists()
 
 
 def test_a_lesson_is_ended_at_once_while_it_is_paused(started: Callable[..., LessonProcess]) -> None:
