@@ -114,6 +114,20 @@ class DrafterSettings(LearningSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _is_of_its_kind(self) -> Self:
+        if self.ngram_text and self.drafter != "ngram":
+            raise ValueError(
+                f"ngram_text beside drafter = {self.drafter}, which counts no texts: give drafter = ngram, "
+                "or leave ngram_text out"
+            )
+        if self.drafter == "ngram" and (self.skip or self.exit_layer):
+            raise ValueError(
+                f"{'skip' if self.skip else 'exit_layer'} beside drafter = ngram: counts have no layers; "
+                "leave it out"
+            )
+        return self
+
     @property
     def most_rows(self) -> int:
         """The most rows of one pass: committed tokens, and nodes of all sessions."""

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from drafter_service.draft_tree import Growth
 from drafter_service.drafters import load
@@ -124,3 +126,16 @@ def test_what_cannot_be_counted_is_refused(
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(InvalidRequest, match=says):
         load(settings(tiny_writer, *([] if text is None else [path])))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"ngram_text": ("a.txt",)}, "ngram_text beside drafter = causal_lm"),
+        ({"drafter": "ngram", "skip": ("3",)}, "skip beside drafter = ngram"),
+        ({"drafter": "ngram", "exit_layer": 2}, "exit_layer beside drafter = ngram"),
+    ],
+)
+def test_a_setting_of_another_kind_of_drafter_is_refused(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        DrafterSettings(model="m", **given)
