@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outrider.cli.access import operator_channel, take_operator_certificate
-from outrider.cli.failures import CommandFailed, Json, standard_input, usage
+from outrider.cli.failures import INTERRUPTED, CommandFailed, Json, standard_input, usage
 
 if TYPE_CHECKING:
     from outrider.v1 import retrieval_pb2
@@ -289,6 +289,9 @@ def _sent(call: Any, messages: Iterator[Any], timeout: float) -> Any:
     answer = call.future(safely(), timeout=timeout)
     try:
         return answer.result()
+    except KeyboardInterrupt:
+        # The thread that sends may wait for standard input, whose lock the interpreter would need to end.
+        os._exit(INTERRUPTED)
     except Exception:
         if failures:
             raise failures[0] from None

@@ -1,15 +1,22 @@
 """`outrider memory` with a running worker: corpora, documents and past output."""
 
+import fcntl
 import io
 import json
+import signal
+import struct
+import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from outrider.runtime.children import ServiceProcess
 from tests.cli.inside import Ended, Run, ended
+from tests.integration.live import until
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = str(ROOT / "models/target")
@@ -63,6 +70,31 @@ def test_a_corpus_is_built_from_standard_input(run: Run, monkeypatch: pytest.Mon
     made = run("build", "lines", "--stdin", "--jsonl-field", "body", "--public")
     assert made.out.endswith("tokens of 2 documents, public\n")
     assert run("unload", "lines", "--public", "--remove").out == "lines: removed\n", "other tests count all"
+
+
+def test_ctrl_c_ends_a_build_that_waits_for_standard_input(worker: ServiceProcess) -> None:
+    words = ("build", "typed", "--stdin", "--public", "--address", worker.address)
+    with subprocess.Popen(
+        [sys.executable, "-m", "outrider.cli", "memory", *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+    ) as command:
+        assert command.stdin is not None
+        assert command.stderr is not None
+        command.stdin.write(b"a first line\n")
+        command.stdin.flush()
+        until(lambda: not unread(command.stdin))
+        command.send_signal(signal.SIGINT)
+        assert command.wait(60) == 130
+        assert b"Fatal" not in command.stderr.read()
+
+
+def unread(pipe: IO[bytes] | None) -> int:
+    """Number of bytes in a pipe that its reader has not taken yet."""
+    assert pipe is not None
+    return struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4))[0]  # type: ignore[no-any-return]
 
 
 def test_files_become_documents_by_their_paths_and_are_dropped(run: Run, texts: Path) -> None:
