@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from drafter_service.drafters import load
 from drafter_service.settings import DrafterSettings
@@ -149,6 +149,20 @@ def test_a_model_with_dropout_ends_with_the_same_weights_however_often_its_run_i
     distil(chosen, TEXTS, quiet)
     one, other = (load_file(made.out / "model.safetensors") for made in (whole, chosen))
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("flag", ["drafter", "boost_of"])
+def test_a_work_folder_of_other_weights_in_the_same_folder_is_refused(
+    options: DistilOptions, small: Path, tmp_path: Path, flag: str
+) -> None:
+    model = Path(shutil.copytree(small, tmp_path / "model"))
+    chosen = replace(options, kind="lm", steps=1, data="fixed", drafter=str(small))
+    chosen = replace(chosen, **{flag: str(model)})  # type: ignore[arg-type]
+    distil(chosen, TEXTS, quiet)
+    weights = load_file(model / "model.safetensors")
+    save_file({name: one + 1 for name, one in weights.items()}, model / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InvalidRequest, match=f"with another weights of {flag}"):
+        distil(chosen, TEXTS, quiet)
 
 
 def stopped_after(steps: int) -> Callable[..., None]:

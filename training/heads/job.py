@@ -72,12 +72,14 @@ def distil(options: DistilOptions, documents: Iterable[str], progress: DistilPro
     text = read_text(table, target.eos, documents, options.past, options.held_out, options.window)
     same_settings(
         options.work / "data.json",
-        {"target": weights_digest(options.target), "text": text.digest, **options.data_settings()},
+        {"target": weights_digest(options.target), "text": text.digest, **options.data_settings()}
+        | _weights_of("drafter", options.drafter),
     )
     lessons, sizes = _lessons(options, target, text, progress)
     steps = options.steps or epochs_of(options.kind) * lessons.steps_per_epoch
     options = replace(options, steps=steps)
-    same_settings(options.work / f"{options.kind}.json", options.kind_settings())
+    kind_settings = options.kind_settings() | _weights_of("boost_of", options.boost_of)
+    same_settings(options.work / f"{options.kind}.json", kind_settings)
     held = held_out_texts(
         target,
         text.prompts,
@@ -106,6 +108,13 @@ def distil(options: DistilOptions, documents: Iterable[str], progress: DistilPro
     if first is not None:
         result["boost"] = _union(head, first, target, held, measured_depth(options))
     return _publish(options, head, text, result)
+
+
+def _weights_of(name: str, source: str | None) -> dict[str, Any]:
+    """The digest of a folder's weights as a setting: the folder may hold others than it did."""
+    if source is None or not Path(source).is_dir():
+        return {}
+    return {f"weights of {name}": weights_digest(source)}
 
 
 def same_settings(path: Path, settings: dict[str, Any]) -> None:
