@@ -58,11 +58,6 @@ SCALED_OBJECT: Object = {
         "maxReplicaCount": WHOLE,
         "pollingInterval": WHOLE,
         "cooldownPeriod": WHOLE,
-        "fallback": {
-            "additionalProperties": False,
-            "required": ["failureThreshold", "replicas"],
-            "properties": {"failureThreshold": WHOLE, "replicas": WHOLE},
-        },
         "advanced": {"required": ["horizontalPodAutoscalerConfig"]},
         "triggers": {
             "type": "array",
