@@ -82,7 +82,7 @@
 {{- if .own.shmSize }}
 - {name: shm, mountPath: /dev/shm}
 {{- end }}
-{{- if .own.persistence.enabled }}
+{{- if and .own.persistence.enabled (include "outrider.isStateful" .role) }}
 - {name: data, mountPath: /data}
 {{- end }}
 {{- if and (ne .role "orchestrator") (include "outrider.weightsClaim" .root) }}
