@@ -29,7 +29,12 @@ Object = dict[str, Any]
 
 def render(values: Object | None = None, name: str = "outrider") -> list[Object]:
     """Every object of a release."""
-    with Chart.load(str(CHART)) as chart:
+    return render_chart(CHART, values, name)
+
+
+def render_chart(path: Path, values: Object | None = None, name: str = "outrider") -> list[Object]:
+    """Every object of a release of the chart in a folder."""
+    with Chart.load(str(path)) as chart:
         rendered = chart.render(values or {}, name=name, namespace="serving")
     texts = [text for path, text in sorted(rendered.items()) if path.endswith(".yaml")]
     return [one for text in texts for one in yaml.safe_load_all(text) if one]

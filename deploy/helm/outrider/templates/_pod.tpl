@@ -159,12 +159,16 @@ volumeMounts:
 
 {{- define "outrider.pod" -}}
 {{- $own := .own -}}
+{{- $grace := $own.graceSeconds -}}
+{{- if hasKey $own.settings "grace_s" -}}
+{{- $grace = ceil $own.settings.grace_s -}}
+{{- end -}}
 serviceAccountName: {{ include "outrider.serviceAccount" .root }}
 automountServiceAccountToken: false
 # Kubernetes' own variables would look like settings.
 enableServiceLinks: false
 # preStop, calls that go on, held streams after them, and time to leave.
-terminationGracePeriodSeconds: {{ add (int $own.preStopSeconds) (mul 2 (int $own.graceSeconds)) 10 }}
+terminationGracePeriodSeconds: {{ add (int $own.preStopSeconds) (mul 2 (int $grace)) 10 }}
 securityContext:
   {{- toYaml $own.securityContext | nindent 2 }}
 {{- range $key := list "imagePullSecrets" "nodeSelector" "affinity" "tolerations" "topologySpreadConstraints" "priorityClassName" "runtimeClassName" "schedulerName" "initContainers" }}
