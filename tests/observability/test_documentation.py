@@ -127,6 +127,46 @@ async def test_every_metric_that_a_file_names_is_exported(
     assert len(named) >= 6
 
 
+SELECTED = re.compile(r"\b(outrider_\w+)(?:\{([^}]*)\})?")
+MATCHED = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
+GROUPED = re.compile(r"\b(?:by|on|without|ignoring|group_left|group_right) ?\(([^)]*)\)")
+SCRAPED = {"le", "pod", "instance", "namespace", "service", "job"}
+"""Labels of buckets, and those that Prometheus adds to each series that it scrapes."""
+
+
+def unknown_labels(expression: str) -> set[tuple[str, str]]:
+    """Labels in a query that none of its metrics has; a bucket, sum or count has those of its histogram."""
+    table = documented()
+    has = {
+        name: table[name if name in table else re.sub(r"_(bucket|sum|count)$", "", name)] | SCRAPED
+        for name, _ in SELECTED.findall(expression)
+    }
+    matched = {
+        (name, label) for name, text in SELECTED.findall(expression) for label in MATCHED.findall(text)
+    }
+    grouped = {label.strip() for text in GROUPED.findall(expression) for label in text.split(",")} - {""}
+    anyone = set().union(*has.values())
+    return {(name, label) for name, label in matched if label not in has[name]} | {
+        ("by", label) for label in grouped - anyone
+    }
+
+
+def test_dashboard_and_alerts_name_only_labels_that_their_metrics_have() -> None:
+    board = json.loads((FILES / "dashboard.json").read_text())
+    queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    (group,) = yaml.safe_load((FILES / "alerts.yaml").read_text())["groups"]
+    queries += [rule["expr"] for rule in group["rules"]]
+    assert len(queries) > 60
+    assert {query: found for query in queries if (found := unknown_labels(query))} == {}
+
+
+def test_a_label_that_a_metric_lacks_would_be_found() -> None:
+    assert unknown_labels('sum by (tenant) (rate(outrider_request_success_total{reason="x"}[5m]))') == {
+        ("by", "tenant"),
+        ("outrider_request_success_total", "reason"),
+    }
+
+
 def test_a_name_that_nobody_exports_would_be_found() -> None:
     assert NAME.findall('rate(outrider_nothing_total{a="b"}[5m])') == ["outrider_nothing_total"]
 
