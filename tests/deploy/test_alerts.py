@@ -85,3 +85,17 @@ def test_text_that_loops_or_garbles_is_told_from_usual_text(
     file.write_text(json.dumps(unit | {"tests": [expecting(usual, then, alert=alert)]}))
     done = promtool("test", "rules", file)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_requests_that_all_fail_are_noticed_before_any_has_ever_succeeded(tmp_path: Path) -> None:
+    """An orchestrator exports no count of successes until there is one."""
+    text = annotations("OutriderRequestsFail")
+    summary = text["summary"].replace("{{ $value | humanizePercentage }}", "100%")
+    fired = {"exp_labels": {"severity": "critical"}, "exp_annotations": {**text, "summary": summary}}
+    errors = {"series": 'outrider_orchestrator_request_errors_total{reason="internal"}', "values": "0+6x30"}
+    found = {"eval_time": "20m", "alertname": "OutriderRequestsFail", "exp_alerts": [fired]}
+    case = {"interval": "1m", "input_series": [errors], "alert_rule_test": [found]}
+    file = tmp_path / "tests.yaml"
+    file.write_text(json.dumps({"rule_files": [str(ALERTS)], "evaluation_interval": "1m", "tests": [case]}))
+    done = promtool("test", "rules", file)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -37,7 +37,11 @@ def test_roles_can_be_upgraded_one_after_the_other(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("given", "grace"),
-    [({"graceSeconds": 600}, 600), ({"settings": {"grace_s": 600}}, 600), ({"settings": {"grace_s": 0.5}}, 1)],
+    [
+        ({"graceSeconds": 600}, 600),
+        ({"settings": {"grace_s": 600}}, 600),
+        ({"settings": {"grace_s": 0.5}}, 1),
+    ],
 )
 def test_a_pod_gets_the_time_that_its_process_takes_to_end(given: Object, grace: int) -> None:
     given = {"preStopSeconds": 7, **given}
