@@ -191,3 +191,13 @@ def test_verifiers_alone_reach_the_port_for_devices_drafts() -> None:
     (peer,) = rule["from"]
     assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "verifier"
     assert workload["kind"] == "Deployment"
+
+
+@pytest.mark.parametrize("variant", ["", "secured"])
+def test_the_front_announces_plain_http2_only_where_it_serves_it(variant: str) -> None:
+    """Gateways and meshes speak what `appProtocol` says; before TLS it would be the wrong thing."""
+    objects = example(variant)
+    services = {one["metadata"]["name"]: one for one in of_kind(objects, "Service")}
+    ports = services["outrider-orchestrator"]["spec"]["ports"]
+    (grpc,) = [port for port in ports if port["name"] == "grpc"]
+    assert grpc.get("appProtocol") == (None if variant == "secured" else "kubernetes.io/h2c")
