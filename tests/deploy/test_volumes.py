@@ -62,3 +62,15 @@ def test_shared_memory_fits_into_the_memory_of_its_pod(name: str) -> None:
 def gibibytes(quantity: str) -> int:
     assert quantity.endswith("Gi"), quantity
     return int(quantity.removesuffix("Gi"))
+
+
+@pytest.mark.parametrize("claim", [{}, {"existingClaim": "model-weights"}])
+def test_pods_download_nothing_unless_told_to_and_then_with_the_token_given(claim: Object) -> None:
+    secret = {"name": "hub-token", "key": "token"}
+    told = render({"weights": {**claim, "offline": False, "readOnly": False, "tokenSecret": secret}})
+    for objects, offline in ((render({"weights": claim}), True), (told, False)):
+        for role, _, container in workloads(objects):
+            given = {one["name"]: one for one in container["env"]}
+            if role != "orchestrator":
+                assert (given.get("HF_HUB_OFFLINE", {}).get("value") == "1") is offline, role
+                assert ("HF_TOKEN" in given) is not offline, role

@@ -59,9 +59,11 @@
   valueFrom:
     secretKeyRef: {{ toJson $secret }}
 {{- end }}
-{{- if and (ne .role "orchestrator") (include "outrider.weightsClaim" $root) }}
+{{- if ne .role "orchestrator" }}
+{{- if include "outrider.weightsClaim" $root }}
 - name: HF_HOME
   value: /weights
+{{- end }}
 {{- if $root.Values.weights.offline }}
 - name: HF_HUB_OFFLINE
   value: "1"
