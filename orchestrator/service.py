@@ -45,9 +45,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+MEETING_S = 5.0
+"""How long a start waits for verifiers: whoever is told that this process is ready sends it requests."""
+
 
 class OrchestratorService:
-    """The service that `outrider.runtime` serves; ready at once, even if no worker can be reached."""
+    """The service that `outrider.runtime` serves; ready once it has tried to reach its verifiers."""
 
     def __init__(
         self,
@@ -90,6 +93,7 @@ class OrchestratorService:
             self._quotas.start()
         if self._http is not None:
             self._http.start()
+        await self._fleet.meet(MEETING_S)
 
     async def stop(self, grace: float) -> None:
         await _stopped("requests", self._limit.stop(grace))

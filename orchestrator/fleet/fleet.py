@@ -5,6 +5,7 @@ placing them needs.
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -105,6 +106,18 @@ class Fleet:
         """Begin to dial all peers; returns at once."""
         self._verifiers.start()
         self._sources.start()
+
+    async def meet(self, within_s: float) -> None:
+        """Wait until each verifier that the settings name was reached, or a first attempt has failed.
+
+        Args:
+            within_s: the longest wait.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._verifiers.resolved.wait()
+                for link in [*self.verifiers.values()]:
+                    await link.met.wait()
 
     async def stop(self) -> None:
         """Close the links to all workers."""

@@ -96,6 +96,11 @@ class PeerSet(Generic[P]):
         self._applying = asyncio.Lock()
         self.by_address: dict[str, P] = {address: make(address) for address in self._fixed}
         """All links, those that are leaving included."""
+        self._unasked = set(self._found)
+        self.resolved = asyncio.Event()
+        """Set once each name has been resolved, or has failed to be, for the first time."""
+        if not self._unasked:
+            self.resolved.set()
 
     @property
     def staying(self) -> list[P]:
@@ -133,6 +138,9 @@ class PeerSet(Generic[P]):
                 level = await self._follow_once(name, level)
             except Exception:  # a fault of this code must not leave a name unresolved for good
                 log.exception("peers were not brought up to date", extra={"fields": {"peer": name}})
+            self._unasked.discard(name)
+            if not self._unasked:
+                self.resolved.set()
             await asyncio.sleep(self._every_s)
 
     async def _follow_once(self, name: str, level: int) -> int:

@@ -135,6 +135,8 @@ class VerifierLink:
         """Whether the verifier's beats arrive."""
         self.draining = False
         """Whether the verifier's beats say that it is about to end."""
+        self.met = asyncio.Event()
+        """Set once the verifier's beats arrive, or the first attempt to reach it has failed."""
         self.broken = 0
         """Number of Watch streams that broke so far."""
         self.has_peer: Callable[[], bool] = lambda: False
@@ -179,6 +181,7 @@ class VerifierLink:
                 except Exception:  # a fault of this code costs one stream, never the verifier
                     log.exception("verifier link failed", extra={"fields": {"peer": self.address}})
                     await asyncio.sleep(REDIAL_S[1])
+                self.met.set()
                 if self.reachable:
                     backoff.reset()
                 await asyncio.sleep(backoff.next_s())
@@ -339,6 +342,7 @@ class VerifierLink:
             self._note("verifier reached", logging.INFO)
             self._judge = self._new_judge()
         self.reachable = True
+        self.met.set()
         self.draining = response.beat.draining
         self.step_s = response.beat.expected_us * 1e-6 or self.step_s
         self._judge.beat(time.monotonic(), response.beat.expected_us)
