@@ -141,6 +141,7 @@ class SessionManager:
         elif view.parked is not None:
             self._table.finish(view, Finish(FinishReason.CANCELLED, view.parked), time.monotonic())
         else:
+            view.cancelled = True
             self._put(Cancel(view.handle))
         return True
 

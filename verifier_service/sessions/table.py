@@ -13,6 +13,7 @@ from speculative.errors import StaleEpoch
 from speculative.grammar import Matcher
 from speculative.logprobs import TokenLogprob
 from speculative.stats import UsageCount
+from speculative.stop import FinishReason
 from verifier_service.engine.messages import Finish, Update
 from verifier_service.sessions.request import SessionRequest, SourceAddress
 
@@ -61,6 +62,8 @@ class SessionView:
     """How the session ended; None while it is open."""
     parked: UsageCount | None = None
     """The usage so far of a parked session; None: the session is not parked."""
+    cancelled: bool = False
+    """Whether the engine was asked to cancel the session, which it may have parked by then."""
     rounds: int = 0
     """Rounds so far."""
     admitted: int = 0
@@ -219,7 +222,9 @@ class SessionTable:
         view.logprobs.extend(update.logprobs)
         if update.ids:
             view.rounds, view.admitted = update.rounds, update.admitted
-        if update.parked is not None:
+        if update.parked is not None and view.cancelled:  # the Cancel came behind the Park
+            self.finish(view, Finish(FinishReason.CANCELLED, update.parked), now)
+        elif update.parked is not None:
             view.parked = update.parked
             self._keep(view, now)
         if update.finish is not None:

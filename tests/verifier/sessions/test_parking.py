@@ -1,6 +1,7 @@
 """A session that nobody reads gives its place and memory up, and goes on where somebody reads it again."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,6 +13,7 @@ from harness import GREEDY, Verifier, eventually, serving, until_parked
 from ngram_lm import NgramLM
 
 from outrider.v1 import common_pb2, verifier_pb2
+from outrider.wire.codec import key_from_wire
 from speculative.params import SamplingParams
 
 CANCELLED = common_pb2.FINISH_REASON_CANCELLED
@@ -116,6 +118,31 @@ async def test_a_parked_session_can_be_cancelled() -> None:
         answer = await verifier.read(request)
         assert answer.finished == CANCELLED
         assert answer.usage.completion_tokens == len(answer.ids) > 0
+
+
+@pytest.mark.parametrize("is_read", [False, True], ids=["nobody reads it", "a reader has come back"])
+async def test_a_cancel_that_finds_a_session_about_to_be_parked_ends_it(is_read: bool) -> None:
+    async with serving(NgramLM()) as verifier:
+        computes, goes_on = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            computes.set()
+            goes_on.wait(100)
+
+        verifier.target.before_forward = hold
+        request = verifier.request(PROMPT, new=NEW)
+        await verifier.open(request)
+        await eventually(computes.is_set)
+        verifier.server._manager.sweep(grace_s=0.0, lease_s=300.0)  # the engine parks it behind this pass
+        reading = asyncio.create_task(verifier.read(request)) if is_read else None
+        view = verifier.server._table.find(key_from_wire(request.key))
+        await eventually(lambda: bool(view.cursors) == is_read)
+        assert await verifier.cancel(request)
+        goes_on.set()
+        await eventually(lambda: not verifier.metric("num_requests_running"))
+        answer = await (reading or verifier.read(request))
+    assert answer.finished == CANCELLED
+    assert len(answer.ids) < NEW
 
 
 async def test_a_parked_session_ends_at_its_deadline_all_the_same() -> None:
