@@ -174,7 +174,8 @@ class SessionTable:
         epoch from the future, which fences nobody off.
         """
         checked_epoch(epoch, now_ms)
-        highest = self._epochs.get(key, 0)
+        view = self.find(key)  # its epoch counts, were it the one not named for longest
+        highest = max(self._epochs.get(key, 0), 0 if view is None else view.epoch)
         if epoch < highest:
             raise StaleEpoch(
                 f"session {key}: epoch {epoch_to_text(epoch)} is older than {epoch_to_text(highest)}", highest

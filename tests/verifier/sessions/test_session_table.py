@@ -216,3 +216,15 @@ def test_a_session_that_is_taken_over_is_forgotten_and_its_readers_are_notified(
     assert table.running == 1
     assert table.absorb(update(old, 9), now=1.0) is None
     assert new.ids == [1, 2]
+
+
+def test_a_session_that_is_here_is_fenced_off_however_many_others_came_since() -> None:
+    table = SessionTable()
+    table.fence(KEY, 7, NOW_MS)
+    view = added(table, epoch=7)
+    for number in range(70_000):
+        table.fence(KEY._replace(session=str(number)), 5, NOW_MS)
+    with pytest.raises(StaleEpoch) as stale:
+        table.fence(KEY, 6, NOW_MS)
+    assert stale.value.highest == 7
+    table.fence(view.key, 7, NOW_MS)
