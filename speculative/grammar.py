@@ -137,6 +137,12 @@ class Matcher(Protocol):
         where the grammar leaves a choice of bytes, or allows nothing.
         """
 
+    def aside(self) -> "Matcher | None":
+        """A matcher in the same state, to ask about other texts than the output; None where there is none.
+
+        What it is asked takes nothing from this matcher's limits. Valid until the next `commit`.
+        """
+
     def commit(self, tokens: Sequence[int]) -> None:
         """Advances over committed ids, each of which was allowed at its place."""
 

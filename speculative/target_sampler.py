@@ -121,6 +121,10 @@ class TargetSampler:
         weights /= weights.sum()
         return weights
 
+    def under(self, grammar: Matcher) -> "TargetSampler":
+        """A sampler of the same rows under another matcher, in the same state."""
+        return TargetSampler(self._params, self._history, self._noise, self._length, self._digests, grammar)
+
     @property
     def may_batch(self) -> bool:
         """Whether rows in memory can be chosen together with other sessions' rows.

@@ -73,6 +73,9 @@ class Toy:
             chain += last
         return [ForcedToken(token, only=True) for token in chain]
 
+    def aside(self) -> "Toy":
+        return self
+
     def commit(self, tokens: Sequence[int]) -> None:
         self.output = (*self.output, *tokens)
 

@@ -14,6 +14,7 @@ from speculative.grammar import Matcher
 from speculative.hashing import extend
 from speculative.noise import Ids
 from speculative.observed import Observed, OffPathRow, TopIds
+from speculative.target_sampler import TargetSampler
 from speculative.tree import ROOT
 from verifier_service.engine.step import StepRows
 
@@ -49,21 +50,23 @@ class Observer:
     Args:
         step_rows: the session's rows, final ones.
         digests: digest of a node's row: -1 the last committed token, then the tree's nodes, then the scouts.
-        target: the target's token after a node, given the tokens of the path to the node.
-        grammar: the grammar's state after all committed ids; None: any text.
+        target: samples the target's token after a node, given the tokens of the path to the node.
+        grammar: the grammar's state after all committed ids; None: any text. Only the matcher `aside` of it
+            is asked, so that a text's limits do not depend on who observes the text.
     """
 
     def __init__(
         self,
         step_rows: StepRows,
         digests: Callable[[int], RowDigest],
-        target: Callable[[int, tuple[int, ...]], int],
+        target: TargetSampler,
         grammar: Matcher | None,
     ) -> None:
         self._step_rows = step_rows
         self._digests = digests
-        self._target = target
-        self._grammar = grammar
+        self._grammar = None if grammar is None else grammar.aside()
+        self._target = target if self._grammar is None else target.under(self._grammar)
+        self._looks_aside = grammar is None or self._grammar is not None
 
     def observe(self, path: Sequence[int], prefix_hash: int, count: int) -> Observed:
         """What the target said on the accepted path and off it.
@@ -75,7 +78,8 @@ class Observer:
         """
         count = min(count, self._digests(ROOT).vocabulary_size)
         tops = tuple([top_ids(self._digests(node), count) for node in (ROOT, *path)])
-        return Observed(count, tops, tuple(self._off_path(frozenset(path), prefix_hash, count)))
+        off_path = self._off_path(frozenset(path), prefix_hash, count) if self._looks_aside else ()
+        return Observed(count, tops, tuple(off_path))
 
     def _off_path(self, path: frozenset[int], prefix_hash: int, count: int) -> list[OffPathRow]:
         tree, scouts = self._step_rows.tree, self._step_rows.scouts

@@ -150,7 +150,7 @@ class LibraryMatcher:
         committed: the library's matcher, after all committed ids.
         tokens: bytes of each id of the tokenizer.
         vocabulary_size: width of the target's logits.
-        ahead: the same, compiled apart, by which forced text is looked for; None: nothing is forced.
+        ahead: the same, compiled apart, to ask about forced text and other texts; None: nobody asks.
     """
 
     def __init__(
@@ -161,8 +161,8 @@ class LibraryMatcher:
         ahead: LLMatcher | None = None,
     ) -> None:
         self._committed = committed
-        # What lies ahead takes states of the lexer. In the session's own matcher a text would end some tokens
-        # earlier at their limit than in plain decoding.
+        # What lies ahead, or beside the text, takes states of the lexer. In the session's own matcher a text
+        # would end some tokens earlier at their limit than in plain decoding.
         self._ahead = None if ahead is None else LibraryMatcher(ahead, tokens, vocabulary_size)
         self._unread: list[int] = []
         """Committed tokens that `_ahead` does not have yet."""
@@ -194,15 +194,18 @@ class LibraryMatcher:
     def forced(self, most: int) -> Sequence[ForcedToken]:
         """The forced text after the committed ids as at most `most` tokens; see `Matcher.forced`."""
         # Not by the library's own forced text: that is followed to its end, in a{100000} too.
-        if self._ahead is None:
-            return ()
-        unread, self._unread = self._unread, []
-        try:
-            self._ahead.skip(unread)
-        except DeadEnd:
-            self._ahead = None
-            return ()
-        return forced_tokens(self._ahead.allowed, self._tokens, most)
+        ahead = self.aside()
+        return () if ahead is None else forced_tokens(ahead.allowed, self._tokens, most)
+
+    def aside(self) -> "LibraryMatcher | None":
+        """The matcher that was compiled apart, after all committed ids; see `Matcher.aside`."""
+        if self._ahead is not None and self._unread:
+            unread, self._unread = self._unread, []
+            try:
+                self._ahead.skip(unread)
+            except DeadEnd:
+                self._ahead = None
+        return self._ahead
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Moves over committed tokens. Raises DeadEnd where the grammar does not allow one of them."""

@@ -220,6 +220,9 @@ class OddIds:
     def forced(self, most: int) -> Sequence[ForcedToken]:
         return ()
 
+    def aside(self) -> "OddIds":
+        return self
+
     def commit(self, tokens: Sequence[int]) -> None:
         pass
 

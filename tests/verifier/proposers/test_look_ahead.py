@@ -50,6 +50,9 @@ class Digits:
     def forced(self, most: int) -> tuple[int, ...]:
         return ()
 
+    def aside(self) -> "Digits":
+        return self
+
     def commit(self, tokens: Sequence[int]) -> None:
         pass
 
