@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from outrider.tokens import TokenTable
-from speculative.errors import InvalidRequest, Overloaded
+from speculative.errors import InvalidRequest, Overloaded, Unavailable
 from speculative.grammar import Grammar, Matcher
 from verifier_service.grammar.library import MatcherFactory, for_trial, written
 from verifier_service.grammar.trial import STACK_MIB
@@ -46,15 +46,33 @@ class Grammars:
         self._verdicts: OrderedDict[Grammar, asyncio.Future[str]] = OrderedDict()
         self._in_trial = 0
         self._building = 0
+        self._closed = False
 
     async def matcher(self, grammar: Grammar, generated: Sequence[int]) -> Matcher:
         """Builds a session's matcher, and moves the matcher over the tokens that the session has generated.
 
         Raises InvalidRequest where the target cannot follow the grammar, the grammar is faulty, or the tokens
-        break it. Raises Overloaded where too many sessions wait.
+        break it. Raises Overloaded where too many sessions wait, and Unavailable once `close` was called.
         """
         if self._factory is None:
             raise InvalidRequest(f"{grammar.kind} is not possible: the target has {self._lacks}")
+        try:
+            return await self._built(self._factory, grammar, generated)
+        except (asyncio.CancelledError, Exception) as error:
+            task = asyncio.current_task()
+            if not self._closed or (task is not None and task.cancelling()):
+                raise
+            # Threads that end break off whatever is waited for, and take nothing new.
+            raise Unavailable("this verifier is stopping") from error
+
+    def close(self) -> None:
+        """Ends the running trial and drops what waits; a matcher that is being built is finished first."""
+        self._closed = True
+        self._vetter.shutdown(wait=False, cancel_futures=True)
+        self._vetting.close()
+        self._builder.shutdown(wait=False, cancel_futures=True)
+
+    async def _built(self, factory: MatcherFactory, grammar: Grammar, generated: Sequence[int]) -> Matcher:
         # Apart: the walk through a preamble would not come as far as the text, whose verdict may be known.
         for name, part in grammar.parts().items():
             if fault := await asyncio.shield(self._verdict(part)):
@@ -64,15 +82,9 @@ class Grammars:
         self._building += 1
         try:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._builder, self._factory.matcher, grammar, tuple(generated))
+            return await loop.run_in_executor(self._builder, factory.matcher, grammar, tuple(generated))
         finally:
             self._building -= 1
-
-    def close(self) -> None:
-        """Ends the running trial and drops what waits; a matcher that is being built is finished first."""
-        self._vetter.shutdown(wait=False, cancel_futures=True)
-        self._vetting.close()
-        self._builder.shutdown(wait=False, cancel_futures=True)
 
     def _verdict(self, grammar: Grammar) -> asyncio.Future[str]:
         known = self._verdicts.get(grammar)

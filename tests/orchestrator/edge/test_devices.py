@@ -303,7 +303,7 @@ async def test_a_device_stays_when_its_verifier_is_lost(world: Any) -> None:
         while len(have) < len(PROMPT) + 4:
             have += (await anext(responses)).tokens.ids
         lost.per_tick = 0
-        lost.silent = True
+        lost.silent, lost.answers = True, False
         await world.until(lambda: other.opened)
         opened = other.opened[0]
         async with attached(edge_of(opened)) as following:

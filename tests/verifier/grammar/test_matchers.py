@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from outrider.tokens import TokenTable
-from speculative.errors import EmptySupport, InvalidRequest, Overloaded
+from speculative.errors import EmptySupport, InvalidRequest, Overloaded, Unavailable
 from speculative.grammar import Grammar, GrammarKind
 from tests.conftest import tiny_tokenizer, writing_tokenizer
 from tests.in_time import in_time
@@ -479,6 +479,21 @@ def test_closing_ends_a_trial() -> None:
         vetting.fault(written(hostile))
     in_time(time.monotonic() - began < 5)
     timer.join()
+
+
+async def test_whoever_waits_as_it_closes_is_sent_elsewhere(tokens: TokenTable) -> None:
+    async with serving(tokens) as grammars:
+        await grammars.matcher(OBJECT, ())
+        waiting = [asyncio.create_task(grammars.matcher(regex(f"a{{{n}}}"), ())) for n in range(1, 4)]
+        gone = asyncio.create_task(grammars.matcher(regex("b"), ()))
+        await asyncio.sleep(0)
+        grammars.close()
+        gone.cancel()
+        waiting += [asyncio.create_task(grammars.matcher(known, ())) for known in (OBJECT, regex("c"))]
+        answers = await asyncio.gather(*waiting, gone, return_exceptions=True)
+    assert {str(answer) for answer in answers[:-1]} == {"this verifier is stopping"}
+    assert {type(answer) for answer in answers[:-1]} == {Unavailable}
+    assert gone.cancelled(), "who has left is told nothing"
 
 
 def test_a_trial_needs_nothing_of_the_repository() -> None:
