@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -298,6 +299,41 @@ def test_copies_put_off_come_to_the_same_as_copies_made_at_once() -> None:
             later.settle()
             for plane, other in zip(at_once.planes(), later.planes(), strict=True):
                 assert torch.equal(plane[:, : at_once.slots], other[:, : at_once.slots])
+
+
+class OutOfMemory(TorchDispatchMode):
+    """Lets so many selections of slots have memory, and no further one."""
+
+    def __init__(self, left: int) -> None:
+        super().__init__()
+        self.left = left
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.index_select.default:
+            if not self.left:
+                raise torch.OutOfMemoryError("a test")
+            self.left -= 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("selections", [0, 1])
+def test_copies_put_off_are_made_later_where_memory_ends_amid_them(selections: int) -> None:
+    layout = KVLayout(((2, 4), (2, 6)), torch.float32, torch.device("cpu"))
+    pool = SlotPool(layout, BLOCK, BLOCK)
+    pool.deferred = {}
+    with torch.inference_mode():
+        for plane in pool.planes():
+            plane.copy_(torch.randn_like(plane))
+    before = [plane.clone() for plane in pool.planes()]
+    pool.copy([3, 5], [1, 3])
+    with OutOfMemory(selections), pytest.raises(torch.OutOfMemoryError):
+        pool.settle()
+    assert all(torch.equal(*pair) for pair in zip(pool.planes(), before, strict=True))
+
+    pool.settle()
+    for plane, old in zip(pool.planes(), before, strict=True):
+        assert torch.equal(plane[:, [1, 3]], old[:, [3, 5]])
+    assert not pool.deferred
 
 
 def test_a_step_is_captured_once_per_size_and_again_where_its_slots_have_moved() -> None:

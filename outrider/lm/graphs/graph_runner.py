@@ -233,9 +233,10 @@ class GraphRunner:
         """Works out the step's inputs on the host and sends them to the device; returns the step's shape."""
         shape = self._shape_of(plan, len(wanted))
         self._inputs.fill(plan, shape, ids, wanted, self._pool.scratch)
-        copies = self._inputs.send(self._pool.take_deferred())
+        copies = self._inputs.send(self._pool.deferred or {})
         if copies is not None:
             self._pool.move(*copies)
+            self._pool.settled()
         if asks.words is not None:
             self._inputs.send_asks(asks.words)
         return shape

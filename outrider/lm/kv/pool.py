@@ -283,16 +283,15 @@ class SlotPool:
 
     @torch.inference_mode()
     def settle(self) -> None:
-        """Makes the deferred copies; call it before slots are read or written."""
-        if copies := self.take_deferred():
+        """Makes the deferred copies, all of them or none; call it before slots are read or written."""
+        if copies := self.deferred:
             self.move(*transfer.indices([list(copies.keys()), list(copies.values())], self.layout.device))
+            self.settled()
 
-    def take_deferred(self) -> dict[int, int]:
-        """Removes and returns the deferred copies, source slot by target slot, for the caller to make."""
-        if not self.deferred:
-            return {}
-        taken, self.deferred = self.deferred, {}
-        return taken
+    def settled(self) -> None:
+        """Notes that the deferred copies, source slot by target slot, have been made."""
+        if self.deferred:
+            self.deferred = {}
 
     def tail(self, block: int) -> torch.Tensor:
         """What is kept beside a block, ``[tail]``: a view."""
@@ -311,10 +310,14 @@ class SlotPool:
             self.write_tails(targets, self._tails[found])
 
     def move(self, targets: torch.Tensor, sources: torch.Tensor) -> None:
-        """Copies slots to slots, int64 indices on the device; all slots are read before any is written."""
-        for group in self._groups:
-            for storage in group.storage:
-                storage.index_copy_(2, targets, storage.index_select(2, sources))
+        """Copies slots to slots, int64 indices on the device; all slots are read before any is written.
+
+        Only reading takes memory, so without enough memory nothing is written.
+        """
+        storages = [storage for group in self._groups for storage in group.storage]
+        found = [storage.index_select(2, sources) for storage in storages]
+        for storage, rows in zip(storages, found, strict=True):
+            storage.index_copy_(2, targets, rows)
 
     def fit(self, max_slots: int) -> None:
         """Sets the bound of the storage, and allocates all of it; what has storage already stays."""
