@@ -3,6 +3,7 @@
 Modules that do a command's work are imported when it is called.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ app.callback()(take_operator_certificate)
 CALL_S = 60.0
 BUILD_S = 24 * 3600.0
 LONGEST_NAME = 128
+_HASH_DIGITS = 16
 
 Address = Annotated[str, typer.Option(help="host:port of the worker, as `outrider up` prints it.")]
 Tenant = Annotated[str, typer.Option(help="Name of the tenant. Default: the tenant without a name.")]
@@ -174,14 +176,23 @@ def add_documents(
             for path in TextSource(tuple(sources), tuple(glob or ())).files():
                 text = "".join(TextSource((path,)))
                 if text:
-                    # A name on the disk may be of any bytes.
-                    name = os.fsencode(path).decode("utf-8", "replace")[-LONGEST_NAME:]
-                    document = retrieval_pb2.Document(name=name, text=text)
+                    document = retrieval_pb2.Document(name=_document_name(os.fsencode(path)), text=text)
                     yield retrieval_pb2.AddDocumentsRequest(tenant=tenant, document=document)
 
         added = _sent(worker.AddDocuments, messages(), BUILD_S)
     result = {"documents": added.documents}
     _print(result, [f"{added.documents:,} documents of the tenant"], as_json=json_)
+
+
+def _document_name(path: bytes) -> str:
+    """The name of a file's document: its path, or the end of a long path behind a hash of the whole.
+
+    A name on the disk may be of any bytes.
+    """
+    name = path.decode("utf-8", "replace")
+    if len(name) <= LONGEST_NAME:
+        return name
+    return f"{hashlib.sha256(path).hexdigest()[:_HASH_DIGITS]}-{name[_HASH_DIGITS + 1 - LONGEST_NAME :]}"
 
 
 @app.command("drop")
@@ -194,7 +205,9 @@ def drop_documents(
     everything: Annotated[bool, typer.Option("--all", help="Remove all documents of the tenant.")] = False,
     json_: Json = False,
 ) -> None:
-    """Remove documents of a tenant, from disk too. It is an error if the tenant has none of these names.
+    """Remove documents of a tenant, from disk too: by the paths of their files, or by other names.
+
+    It is an error if the tenant has none of these documents.
 
     \b
     Example:
@@ -205,7 +218,8 @@ def drop_documents(
     with _worker(address) as worker:
         from outrider.v1 import retrieval_pb2
 
-        request = retrieval_pb2.RemoveDocumentsRequest(tenant=tenant, names=names or ())
+        known = [_document_name(name.encode()) for name in names or ()]
+        request = retrieval_pb2.RemoveDocumentsRequest(tenant=tenant, names=known)
         removed = worker.RemoveDocuments(request, timeout=CALL_S).removed
     if names and not removed:
         whose = f"tenant {tenant!r}" if tenant else "the tenant without a name"

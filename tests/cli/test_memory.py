@@ -146,6 +146,17 @@ def test_a_file_of_any_name_becomes_a_document(run: Run, texts: Path) -> None:
     run("forget", "--all", "--tenant", "old")
 
 
+def test_files_whose_long_paths_end_alike_are_documents_of_their_own(run: Run, tmp_path: Path) -> None:
+    ends = ["c" * 120, "same.py"]
+    paths = [tmp_path.joinpath(first, *ends) for first in ("a", "b")]
+    for path in paths:
+        path.parent.mkdir(parents=True)
+        path.write_text(f"def of_{path.parts[-3]}(value):\n    return value\n" * 20)
+    assert run("add", tmp_path, "--tenant", "deep", "--json").said == {"documents": 2}
+    for path in paths:
+        assert run("drop", path, "--tenant", "deep", "--json").said == {"removed": 1}
+
+
 @pytest.mark.parametrize("arguments", [("list", "--tenant=a\udcff"), ("drop", "a\udcff")])
 def test_a_name_that_is_not_utf_8_is_wrong_usage(run: Run, arguments: tuple[str, ...]) -> None:
     done = run(*arguments, "--json")
