@@ -1,5 +1,6 @@
 """The streams of a client, which end when the client is closed."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,12 +51,18 @@ class OpenStreams:
 
     @contextmanager
     def beginning_a_call(self) -> Iterator[None]:
-        """Context for a call on the client's channels. Raises OutriderError where the client is closed."""
+        """Context for a call on the client's channels. Raises OutriderError once the client is closed."""
         if self._closed:
             raise OutriderError(CLOSED)
         try:
             yield
         except (ValueError, grpc.aio.UsageError) as error:  # what gRPC raises for a closed channel
             if not self._closed:
+                raise
+            raise OutriderError(CLOSED) from error
+        except asyncio.CancelledError as error:
+            # A channel that closes cancels its calls; whoever awaits one has not been cancelled.
+            task = asyncio.current_task()
+            if task is None or task.cancelling() or not self._closed:
                 raise
             raise OutriderError(CLOSED) from error

@@ -37,6 +37,10 @@ class FullOrchestrator(GenerationServicer):
         raise QuotaExceeded("the minute is used up", self._retry_after_s)
         yield
 
+    async def ListModels(self, request: Any, context: Any) -> Any:
+        self.asked.set()
+        await asyncio.Event().wait()
+
 
 @pytest.fixture
 async def full(request: pytest.FixtureRequest) -> AsyncIterator[FullOrchestrator]:
@@ -82,6 +86,17 @@ async def test_a_closed_client_refuses_each_call(kind: Any) -> None:
         client.stream(ids=[5], max_tokens=8)
     with pytest.raises(OutriderError, match="its client was closed"):
         await done(client.models)
+
+
+@pytest.mark.parametrize("kind", [AsyncClient, AsyncEdgeDrafter])
+@pytest.mark.parametrize("full", [59.0], indirect=True)
+async def test_a_call_ends_when_its_client_is_closed(full: FullOrchestrator, kind: Any) -> None:
+    client = client_of(kind, full.address)
+    asking = asyncio.create_task(client.models())
+    await full.asked.wait()
+    await client.close()
+    with pytest.raises(OutriderError, match="its client was closed"):
+        await asyncio.wait_for(asking, 20)
 
 
 def test_a_closed_drafter_dials_no_websocket() -> None:
