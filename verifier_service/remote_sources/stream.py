@@ -185,6 +185,8 @@ class AttachStream:
             try:
                 done, _ = await asyncio.wait(tasks[:-1], return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
+                    if task.cancelled():  # by gRPC, with its call; else this task would end for good
+                        raise _Reset("its call was cancelled")
                     task.result()
             finally:
                 for task in tasks:

@@ -268,6 +268,32 @@ class ClosedCall(EndedCall):
             yield
 
 
+class CancelledCall(EndedCall):
+    """A call that is cancelled under its reader, as by a write that took too long."""
+
+    async def write(self, message: Any) -> None:
+        pass
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        raise asyncio.CancelledError
+        yield
+
+
+async def test_a_stream_whose_call_is_cancelled_is_dialled_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    dialled: list[None] = []
+
+    def call(*_: Any) -> CancelledCall:
+        dialled.append(None)
+        return CancelledCall()
+
+    monkeypatch.setattr(AttachStream, "_call", call)
+    async with worker() as verifier, running(FakeSource()) as server:
+        await decode(verifier, server, lambda: len(dialled) > 1)
+    assert "source lost: its call was cancelled" in caplog.text
+
+
 async def test_a_source_that_ends_its_stream_in_good_order_is_no_reason_for_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
