@@ -8,6 +8,9 @@ TRIES = 3
 
 Case = TypeVar("Case")
 
+PATIENCE_MS = 60_000
+"""How long a process that a test started may leave a ping unanswered: it may get no core for a second."""
+
 
 class NotInTime(AssertionError):
     """Something happened too late, or not before something else."""

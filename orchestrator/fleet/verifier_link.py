@@ -186,6 +186,7 @@ class VerifierLink:
                     backoff.reset()
                 await asyncio.sleep(backoff.next_s())
         finally:
+            self.met.set()  # a start need not wait for a verifier that left meanwhile
             guard.cancel()
             for task in self._background:
                 task.cancel()
@@ -390,7 +391,7 @@ class VerifierLink:
         try:
             with suppress(grpc.aio.AioRpcError):
                 request = verifier_pb2.VerifierDescribeRequest()
-                await self._stub.Describe(request, timeout=self._patience.silent_s)
+                await self._stub.Describe(request, timeout=self._patience.silent_s / 2)
                 self._judge.answered(time.monotonic())
         finally:
             self._is_probing = False

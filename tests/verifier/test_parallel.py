@@ -24,6 +24,7 @@ from outrider.v1 import verifier_pb2
 from outrider.v1.verifier_pb2_grpc import VerifierStub
 from outrider.wire.channel import open_channel
 from speculative.params import SamplingParams
+from tests.in_time import PATIENCE_MS
 from tests.ranks import children_of, is_running, kill_if_there, ranks, spawn
 
 pytestmark = pytest.mark.slow
@@ -166,7 +167,7 @@ def group(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gr
 
 @asynccontextmanager
 async def client_of(group: Group) -> AsyncIterator[Client]:
-    async with open_channel(group.address) as channel:
+    async with open_channel(group.address, patience_ms=PATIENCE_MS) as channel:
         yield Client(VerifierStub(channel), "wide")
 
 

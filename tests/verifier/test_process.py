@@ -18,6 +18,7 @@ from outrider.runtime.children import ServiceFailed, ServiceProcess, stop_all
 from outrider.v1.verifier_pb2_grpc import VerifierStub
 from outrider.wire.channel import open_channel
 from speculative.params import SamplingParams
+from tests.in_time import PATIENCE_MS
 
 SUPPORT = Path(__file__).parent / "support"
 PROMPT = (5, 17, 40)
@@ -66,7 +67,7 @@ def frozen_source() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def client(process: ServiceProcess) -> Any:
-    return open_channel(process.address)
+    return open_channel(process.address, patience_ms=PATIENCE_MS)
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

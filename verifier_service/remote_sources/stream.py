@@ -184,10 +184,11 @@ class AttachStream:
             tasks = [asyncio.create_task(part) for part in (*parts, self._describe(stub))]
             try:
                 done, _ = await asyncio.wait(tasks[:-1], return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    if task.cancelled():  # by gRPC, with its call; else this task would end for good
-                        raise _Reset("its call was cancelled")
+                cancelled = {task for task in done if task.cancelled()}
+                for task in done - cancelled:
                     task.result()
+                if cancelled:  # by gRPC, with the call; that must not end this task
+                    raise _Reset("its call was cancelled")
             finally:
                 for task in tasks:
                     task.cancel()

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -46,6 +47,11 @@ class KillableProcess:
     def runs(self) -> bool:
         """Whether the process has not ended."""
         return self._process.poll() is None
+
+    @property
+    def overran(self) -> bool:
+        """Whether the system ended the process, which had used up its processor time; known once closed."""
+        return self._process.returncode == -signal.SIGXCPU
 
     async def close(self) -> None:
         """Kill the process, and wait until it is gone."""

@@ -199,6 +199,28 @@ async def test_a_body_amid_which_two_processes_are_killed_is_refused(pool: Pool)
     assert await pool.rendered("ok") == "ok"
 
 
+async def test_a_body_that_used_up_the_processor_time_is_not_read_again(pool: Pool) -> None:
+    asking = asyncio.create_task(pool.rendered(ENDLESS))
+    await until(pool.children)
+    (first,) = pool.children()
+    os.kill(first, signal.SIGXCPU)
+    with pytest.raises(FieldRefused, match="too much time or memory"):
+        await asking
+    assert len(pool.ended) == 1
+
+
+async def test_a_body_that_nobody_waits_for_any_more_is_not_read_again(pool: Pool) -> None:
+    asking = asyncio.create_task(pool.rendered(ENDLESS))
+    await until(pool.children)
+    (first,) = pool.children()
+    asking.cancel()
+    await asyncio.wait((asking,))
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: not pool.pool._working)
+    assert not pool.children()
+    assert len(pool.ended) == 1
+
+
 async def test_a_process_that_stops_reading_a_body_is_killed_and_replaced(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,7 +157,7 @@ async def test_a_probe_that_nobody_answers_holds_no_check_up() -> None:
     await link._check(now)
     await link._check(now)
     await asyncio.sleep(0)
-    assert probes == [link._patience.silent_s], "one probe at a time"
+    assert probes == [link._patience.silent_s / 2], "one probe at a time"
     assert reader.error is None
     link._judge = LivenessJudge(now - 0.65)
     await link._check(now)
@@ -166,6 +166,20 @@ async def test_a_probe_that_nobody_answers_holds_no_check_up() -> None:
     probe.cancel()
     await asyncio.gather(probe, return_exceptions=True)
     assert not link._is_probing
+
+
+async def test_a_start_waits_for_no_verifier_that_has_left() -> None:
+    link: Any = await link_to(later)
+
+    async def never(message: verifier_pb2.VerifierDescribeRequest, **how: Any) -> Any:
+        await asyncio.Event().wait()
+
+    link._stub.Describe = never
+    running = asyncio.create_task(link.run())
+    await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert link.met.is_set()
 
 
 class Written:

@@ -197,9 +197,13 @@ class ReaderPool:
     async def _read(self, waiting: _Waiting) -> ReadBody:
         try:
             async with asyncio.timeout(WALL_S):
+                process = await self._idle_process()
                 try:
-                    return await self._read_by(await self._idle_process(), waiting)
-                except ReaderEnded:  # once may be another's doing; twice, it is the body's
+                    return await self._read_by(process, waiting)
+                except ReaderEnded:
+                    if waiting.result.done() or process.overran:
+                        raise
+                    # Once may be another's doing; twice, it is the body's.
                     return await self._read_by(await ReaderProcess.start(), waiting)
         except TimeoutError:
             raise Overloaded("this orchestrator is too busy to read a large body", 1.0) from None
@@ -227,7 +231,8 @@ class ReaderPool:
         return await ReaderProcess.start()
 
     async def _clear_away(self, process: ReaderProcess) -> None:
-        self._ended()
+        if not self._stopped:
+            self._ended()
         await process.close()
 
 

@@ -19,6 +19,7 @@ from outrider.wire.channel import open_channel, server_options
 from retrieval_service.service import build
 from retrieval_service.settings import RetrievalSettings
 from speculative.hashing import prefix_hash
+from tests.in_time import PATIENCE_MS
 
 LINE = "for index, value in enumerate(values):\n    print(index, value)\n"
 Code = grpc.StatusCode
@@ -139,7 +140,7 @@ async def apart(model: Path, *flags: str) -> AsyncIterator[Live]:
     try:
         await asyncio.to_thread(process.wait_ready, 250.0)
         tokens = TokenTable.from_json((model / "tokenizer.json").read_text())
-        async with open_channel(process.address) as channel:
+        async with open_channel(process.address, patience_ms=PATIENCE_MS) as channel:
             yield Live(process.address, channel, tokens, pid=process.pid)
     finally:
         assert process.stop(60.0) == 0
