@@ -6,8 +6,8 @@ Pure: the caller passes the time, in seconds of any monotonic clock. Knows nothi
 from enum import Enum
 
 SILENT_S = 0.6
-"""Seconds without a sign of life after which a verifier is given up: it beats every 0.1 s while idle and before
-each step, and answers probes meanwhile."""
+"""Seconds without a sign of life after which a verifier is given up. While idle it beats every 0.1 s, else
+before each step, and it answers probes at any time."""
 STALLED_S = 60.0
 """Seconds without a beat after which a verifier that answers is given up."""
 PATIENCE = 5.0

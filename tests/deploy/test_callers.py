@@ -24,7 +24,9 @@ def test_an_example_that_leads_in_from_outside_admits_who_comes_from_there(name:
     objects = example(name)
     fronts = [*of_kind(objects, "Ingress", "HTTPRoute"), *balancers(objects)]
     assert fronts
-    assert any(from_outside(peer) for peer in admitted(objects, "orchestrator", GRPC_PORT))
+    peers = admitted(objects, "orchestrator", GRPC_PORT)
+    assert any(from_outside(peer) for peer in peers)
+    assert {"ipBlock": {"cidr": "0.0.0.0/0"}} not in peers, "whoever copies an example serves nobody unknown"
 
 
 def balancers(objects: list[Object]) -> list[Object]:
