@@ -60,7 +60,6 @@ class Forgetting:
         folder = self._settings.below("documents")
         if loaded.documents is not None:
             loaded.documents.remove(scope(tenant), ())
-            loaded.documents.save(scope(tenant))
         elif folder is not None and folder.is_dir():
             with self._alone, closing(FolderLock(folder)):
                 forget_scope(folder, scope(tenant))

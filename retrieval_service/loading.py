@@ -54,15 +54,15 @@ class Loaded:
     """Compiles the index of past outputs beside the worker."""
 
     def close(self) -> None:
-        """Writes past outputs and ends the search. The worker closes the corpora."""
+        """Writes past outputs and documents, and ends the search. The worker closes the corpora."""
         if self.index_builder is not None:
             self.index_builder.close()
         if self.embeddings is not None:
             self.embeddings.close()
-        if self.documents is not None:
-            self.documents.close()
         if self.past is not None:
             self.past.close()
+        if self.documents is not None:  # last, since it waits for changes, which may take minutes
+            self.documents.close()
 
 
 def load(settings: RetrievalSettings) -> Loaded:

@@ -216,8 +216,7 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
         asked = await parsed(request, NAMES_BOUNDS)
         tenant = checked_tenant(asked.tenant)
         with explained_disk_errors("removed in memory, not yet on the disk"):
-            removed = await asyncio.to_thread(documents.remove, scope(tenant), tuple(asked.names))
-            await self._change(tenant, documents.save)
+            removed = await self._change(tenant, documents.remove, tuple(asked.names))
         return retrieval_pb2.RemoveDocumentsResponse(removed=removed)
 
     @guarded

@@ -1,7 +1,9 @@
 """Documents of all tenants: added, removed and kept on disk while sessions copy from them."""
 
+import logging
 import threading
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +12,9 @@ from retrieval_service.dense.embeddings import Embedder
 from retrieval_service.dense.errors import NoLibrary
 from retrieval_service.dense.library import DocumentLibrary
 from retrieval_service.dense.near_documents import NearDocuments
-from speculative.errors import Overloaded, Unavailable
+from speculative.errors import OutriderError, Overloaded, Unavailable
+
+log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 60.0
 LEAST_CHARGED = 16
@@ -59,8 +63,12 @@ class Documents:
                 raise
         self.near = NearDocuments(self._library)
         self._changing = threading.Lock()
-        self._saves = 0
+        self._under_way = 0
+        """Changes and saves that have begun and not ended."""
         self._closed = False
+        self._ended = threading.Event()
+        self._unsaved: set[str] = set()
+        """Owners who changed something since their last save began, or whose last save failed."""
         self._held = {name: self._count(name) for name in self._library.kinds()}
         self._coming: dict[str, list[dict[str, int]]] = {}
         """Tokens of the documents that are being added, by owner, addition and name."""
@@ -73,20 +81,22 @@ class Documents:
 
         Raises:
             Overloaded: there is no room for all of them; none was added.
+            Unavailable: after `close`.
             EmbeddingsFailed, EmbeddingsUnfit: the embeddings server did not answer; the first ones may have
                 been added.
         """
         # Embedding takes long, and neither other tenants nor removals wait for it.
         coming = {name: self.charged(ids) for name, ids in documents}
-        with self._changing:
-            self._check_room(owner, coming)
-            self._coming.setdefault(owner, []).append(coming)
-        try:
-            self._library.add(owner, documents)
-        finally:
+        with self._begun():
             with self._changing:
-                self._came(owner, coming)
-                count = self._counted(owner)
+                self._check_room(owner, coming)
+                self._coming.setdefault(owner, []).append(coming)
+            try:
+                self._library.add(owner, documents)
+            finally:
+                with self._changing:
+                    self._came(owner, coming)
+                    count = self._changed(owner)
         return count
 
     @staticmethod
@@ -95,49 +105,90 @@ class Documents:
         return max(LEAST_CHARGED, len(ids))
 
     def save(self, owner: str) -> None:
-        """Saves an owner's additions and removals to the folder, if there is one.
+        """Saves an owner's changes to the folder, if there is one.
 
         Raises OSError, and Unavailable after `close`.
         Other owners wait for moments only, whatever this owner's index takes.
         """
-        if self._folder is None:
-            return
-        with self._changing:
-            if self._closed:
-                raise Unavailable(f"{self._folder} is closed, as the worker ends: ask again")
-            self._saves += 1
-        try:
-            self._library.save(self._folder, tenants=[owner])
-        finally:
-            with self._changing:
-                self._saves -= 1
-                self._release()
+        with self._begun():
+            self._save(owner)
 
     def remove(self, owner: str, names: Sequence[str]) -> int:
-        """Removes an owner's documents of these names, or all without names, in memory; `save` in the end.
+        """Removes an owner's documents of these names, or all without names, and saves that.
 
-        Waits for no index that is being built already.
+        In memory it waits for no index that is being built already. Raises OSError where it is not saved,
+        and Unavailable after `close`, when nothing is removed.
 
         Returns:
             The number of documents removed.
         """
-        # Outside the lock: a large index that is built anew takes minutes.
-        removed = self._library.remove(owner, *names) if names else self._library.forget(owner)
-        with self._changing:
-            self._counted(owner)
+        with self._begun():
+            try:
+                # Outside the lock: a large index that is built anew takes minutes.
+                removed = self._library.remove(owner, *names) if names else self._library.forget(owner)
+            finally:
+                with self._changing:
+                    self._changed(owner)
+            self._save(owner)
         return removed
 
-    def close(self) -> None:
-        """Ends the search, and releases the folder once no save is under way. `save` before."""
+    def close(self, timeout: float = 60.0) -> None:
+        """Ends the search; once no change is under way, saves what is not saved and releases the folder.
+
+        Waits for that, `timeout` seconds at most.
+        """
         self.near.close()
         with self._changing:
             self._closed = True
-            self._release()
+            is_last = not self._under_way
+        if is_last:
+            self._end()
+        self._ended.wait(timeout)
 
-    def _release(self) -> None:
-        # Another process that had the folder during a save would lose documents, or this one would.
-        if self._closed and not self._saves and self._lock is not None:
+    @contextmanager
+    def _begun(self) -> Iterator[None]:
+        """Has the end wait for a change or a save. Raises Unavailable after `close`."""
+        with self._changing:
+            if self._closed:
+                raise Unavailable("the library of documents is closed, as the worker ends: ask again")
+            self._under_way += 1
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        with self._changing:
+            self._under_way -= 1
+            is_last = self._closed and not self._under_way
+        if is_last:
+            self._end()
+
+    def _save(self, owner: str) -> None:
+        if self._folder is None:
+            return
+        with self._changing:
+            self._unsaved.discard(owner)
+        try:
+            self._library.save(self._folder, tenants=[owner])
+        except BaseException:
+            with self._changing:
+                self._unsaved.add(owner)
+            raise
+
+    def _end(self) -> None:
+        """Saves once more what calls left unsaved, and releases the folder."""
+        if self._ended.is_set():
+            return
+        for owner in sorted(self._unsaved):
+            try:
+                self._save(owner)
+            except (OSError, OutriderError) as error:
+                log.error("changes of the documents of %r are lost: %s", owner, error)
+        # Not before: another process that had the folder during a save would lose documents.
+        if self._lock is not None:
             self._lock.close()
+        self._ended.set()
 
     def _open(self, folder: Path, embedder: Embedder, tokenizer_digest: str) -> None:
         try:
@@ -175,7 +226,9 @@ class Documents:
         else:
             del self._coming[owner]
 
-    def _counted(self, owner: str) -> int:
+    def _changed(self, owner: str) -> int:
+        """Notes that an owner's documents changed; returns how many there are."""
+        self._unsaved.add(owner)
         self._held[owner] = self._count(owner)
         return self._held[owner][0]
 

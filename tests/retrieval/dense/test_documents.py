@@ -1,5 +1,6 @@
 """Documents within their limits, while others are added, removed, and refused by the embeddings server."""
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -142,11 +143,9 @@ def test_nobody_waits_to_save_while_another_ones_index_is_built_anew(
                 documents.add("b", [("two", [2] * 16)])
                 pool.submit(documents.save, "b").result(WAIT_S / 4)
                 assert pool.submit(documents.remove, "c", []).result(WAIT_S / 4) == 1
-                pool.submit(documents.save, "c").result(WAIT_S / 4)
             finally:
                 go_on.set()
         assert removing.result(WAIT_S) == 1
-        documents.save("a")
         assert saved() == {"a": ["two"], "b": ["one", "two"], "c": []}
 
 
@@ -213,7 +212,7 @@ def test_a_folder_is_released_only_when_the_last_save_has_ended(
         try:
             saving = pool.submit(documents.save, "a")
             assert writing.wait(WAIT_S)
-            documents.close()
+            documents.close(timeout=0)
             with pytest.raises(FolderInUse):
                 Documents(server, "digest", tmp_path, LIMITS)
             with pytest.raises(Unavailable, match="is closed"):
@@ -224,3 +223,37 @@ def test_a_folder_is_released_only_when_the_last_save_has_ended(
     again = Documents(server, "digest", tmp_path, LIMITS)
     assert again.near.count == 1
     again.close()
+
+
+def test_what_was_not_saved_is_saved_in_the_end(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    documents = Documents(server, "digest", tmp_path, LIMITS)
+    for owner in ("a", "b"):
+        documents.add(owner, [("one", [1] * 16)])
+    with monkeypatch.context() as disk:
+        disk.setattr("retrieval_service.dense.saving.write_scope", full)
+        with pytest.raises(OSError, match="No space left"):
+            documents.save("a")
+    documents.close()
+    with closing(Documents(server, "digest", tmp_path, LIMITS)) as again:
+        assert again.near.count == 2
+
+
+def test_a_change_that_goes_on_in_the_end_is_saved(server: Server, tmp_path: Path) -> None:
+    documents = Documents(server, "digest", tmp_path, LIMITS)
+    with ThreadPoolExecutor() as pool:
+        try:
+            adding = pool.submit(documents.add, "a", [("slow", [SLOW] * 16)])
+            assert server.asked.wait(WAIT_S)
+            documents.close(timeout=0)
+        finally:
+            server.go_on.set()
+        assert adding.result(WAIT_S) == 1
+    with pytest.raises(Unavailable, match="is closed"):
+        documents.add("a", [("late", [1] * 16)])
+    with closing(Documents(server, "digest", tmp_path, LIMITS)) as again:
+        assert again.near.count == 1

@@ -1,7 +1,8 @@
-"""Documents over real gRPC: a tenant whose index takes long leaves threads to the others."""
+"""Documents over real gRPC: an index that takes long, calls that are given up, and other tenants."""
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -18,27 +19,65 @@ from retrieval_service.catalogue import Catalogue, scope
 from retrieval_service.dense.documents import DocumentLimits, Documents
 from retrieval_service.dense.embeddings import TableEmbedder
 from retrieval_service.dense.index import Kind, VectorIndex
+from retrieval_service.dense.library import DocumentLibrary
 from retrieval_service.loading import Loaded
 from retrieval_service.server import RetrievalServer
 from retrieval_service.settings import RetrievalSettings
 from retrieval_service.store import CorpusStore
+from tests.in_time import in_time
 
 WAIT_S = 60.0
 MORE_THAN_THREADS = 33
 """asyncio has 32 threads at most."""
+GIVEN_UP_S = 0.3
 
 
-async def test_calls_of_a_tenant_whose_index_is_built_anew_leave_threads_to_the_others(
-    embedder: TableEmbedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    building, go_on = threading.Event(), threading.Event()
-    build = VectorIndex.build
+class SlowBuilds:
+    """Indexes take until `go_on` is set."""
 
-    def slow(vectors: NDArray[np.floating[Any]], kind: Kind) -> VectorIndex:
-        building.set()
-        assert go_on.wait(WAIT_S)
-        return build(vectors, kind)
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self._build = VectorIndex.build
 
+    def build(self, vectors: NDArray[np.floating[Any]], kind: Kind) -> VectorIndex:
+        self.begun.set()
+        assert self.go_on.wait(WAIT_S)
+        return self._build(vectors, kind)
+
+
+class Client:
+    """Calls a server of documents; each tenant has the documents "first" and "second"."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub: Any = retrieval_pb2_grpc.RetrievalStub(channel)
+
+    def add(self, tenant: str, number: int) -> Any:
+        document = retrieval_pb2.Document(name=f"{number}", ids=retrieval_pb2.DocumentIds(ids=[number] * 9))
+        message = retrieval_pb2.AddDocumentsRequest(tenant=tenant, document=document)
+        return self._stub.AddDocuments(iter([message]), timeout=WAIT_S)
+
+    def remove(self, tenant: str, name: str, timeout: float = WAIT_S) -> Any:
+        message = retrieval_pb2.RemoveDocumentsRequest(tenant=tenant, names=[name])
+        return self._stub.RemoveDocuments(message, timeout=timeout)
+
+
+@pytest.fixture
+def slow_builds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], SlowBuilds]]:
+    """Begins to build slowly."""
+    made: list[SlowBuilds] = []
+
+    def begin() -> SlowBuilds:
+        made.append(SlowBuilds())
+        monkeypatch.setattr(VectorIndex, "build", made[-1].build)
+        return made[-1]
+
+    yield begin
+    for slow in made:
+        slow.go_on.set()
+
+
+@pytest.fixture
+async def client(embedder: TableEmbedder, tmp_path: Path) -> AsyncIterator[Client]:
     documents = Documents(embedder, "", tmp_path, DocumentLimits(10**6, 10**6))
     for owner in ("a", "b"):
         documents.add(scope(owner), [("first", [1] * 9), ("second", [2] * 9)])
@@ -49,32 +88,50 @@ async def test_calls_of_a_tenant_whose_index_is_built_anew_leave_threads_to_the_
     server = grpc.aio.server()
     retrieval_pb2_grpc.add_RetrievalServicer_to_server(served, unparsed(server))
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-
-    def ids(number: int) -> retrieval_pb2.Document:
-        return retrieval_pb2.Document(name=f"{number}", ids=retrieval_pb2.DocumentIds(ids=[number] * 9))
-
     async with AsyncExitStack() as stack:
-        stack.callback(documents.close)
+        stack.push_async_callback(asyncio.to_thread, documents.close)
         await server.start()
         stack.push_async_callback(server.stop, 0)
-        channel = await stack.enter_async_context(open_channel(address))
-        stub: Any = retrieval_pb2_grpc.RetrievalStub(channel)
+        yield Client(await stack.enter_async_context(open_channel(address)))
 
-        def add(tenant: str, number: int) -> Any:
-            message = retrieval_pb2.AddDocumentsRequest(tenant=tenant, document=ids(number))
-            return stub.AddDocuments(iter([message]), timeout=WAIT_S)
 
-        def remove(tenant: str, name: str) -> Any:
-            message = retrieval_pb2.RemoveDocumentsRequest(tenant=tenant, names=[name])
-            return stub.RemoveDocuments(message, timeout=WAIT_S)
+async def cancelled(call: Any) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await call
+    assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
-        monkeypatch.setattr(VectorIndex, "build", slow)
-        try:
-            calls = [remove("a", "first")]
-            assert await asyncio.to_thread(building.wait, WAIT_S)
-            calls += [add("a", number) for number in range(MORE_THAN_THREADS)]
-            calls += [remove("a", "none") for _ in range(MORE_THAN_THREADS)]
-            assert (await asyncio.wait_for(add("b", 1), WAIT_S / 4)).documents == 3
-        finally:
-            go_on.set()
-        await asyncio.gather(*calls)
+
+async def test_calls_of_a_tenant_whose_index_is_built_anew_leave_threads_to_the_others(
+    client: Client, slow_builds: Callable[[], SlowBuilds]
+) -> None:
+    slow = slow_builds()
+    calls = [client.remove("a", "first")]
+    assert await asyncio.to_thread(slow.begun.wait, WAIT_S)
+    calls += [client.add("a", number) for number in range(MORE_THAN_THREADS)]
+    calls += [client.remove("a", "none") for _ in range(MORE_THAN_THREADS)]
+    assert (await asyncio.wait_for(client.add("b", 1), WAIT_S / 4)).documents == 3
+    slow.go_on.set()
+    await asyncio.gather(*calls)
+
+
+async def test_a_removal_that_was_given_up_is_saved(
+    client: Client,
+    slow_builds: Callable[[], SlowBuilds],
+    embedder: TableEmbedder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    saved, save = threading.Event(), DocumentLibrary.save
+
+    def told(*given: Any, **named: Any) -> None:
+        save(*given, **named)
+        saved.set()
+
+    monkeypatch.setattr(DocumentLibrary, "save", told)
+    slow = slow_builds()
+    await cancelled(client.remove("a", "first", timeout=GIVEN_UP_S))
+    in_time(slow.begun.is_set(), "the removal did not begin before it was given up")
+    slow.go_on.set()
+    assert await asyncio.to_thread(saved.wait, WAIT_S / 4), "nothing was saved"
+    left = DocumentLibrary.load(tmp_path, embedder, "").documents(scope("a"))
+    assert [one.name for one in left] == ["second"]
