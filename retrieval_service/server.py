@@ -42,7 +42,7 @@ DOCUMENT_S = 60.0
 """Seconds in which the next document of a stream has to come."""
 RETRY_AFTER_S = 60.0
 CHANGES_OF_A_TENANT = 2
-"""Changes of one tenant's documents that threads make at once: each may wait minutes for a large index."""
+"""Changes of one tenant's documents that hold a thread at once: each may wait minutes for a large index."""
 DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -98,6 +98,8 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
         self._builds = Builds(settings.ingest_mb, settings.corpora_mb_of_tenant)
         self._forgetting = Forgetting(settings)
         self._changing: Turns[str] = Turns(CHANGES_OF_A_TENANT)
+        self._forgets: Turns[str] = Turns(CHANGES_OF_A_TENANT)
+        """Turns of calls that forget, which wait for none that change documents."""
 
     @guarded
     async def ListCorpora(
@@ -248,9 +250,9 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
         await _in_worker(worker, lambda: worker.unlearn(tenant, session))
         with explained_disk_errors("forgotten in memory, not yet on the disk"):
             if session is None:
-                await asyncio.to_thread(self._forgetting.tenant, loaded, tenant)
+                await self._forgets.in_thread(tenant, self._forgetting.tenant, loaded, tenant)
             else:
-                await asyncio.to_thread(self._forgetting.session, loaded, tenant, session)
+                await self._forgets.in_thread(tenant, self._forgetting.session, loaded, tenant, session)
         return retrieval_pb2.ForgetResponse()
 
     @guarded
@@ -264,8 +266,7 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
 
     async def _change(self, tenant: str, change: Callable[..., T], *given: object) -> T:
         """Changes a tenant's documents in a thread, when it is this call's turn among the tenant's."""
-        async with self._changing.of(tenant):
-            return await asyncio.to_thread(change, scope(tenant), *given)
+        return await self._changing.in_thread(tenant, change, scope(tenant), *given)
 
     async def _add(self, worker: RetrievalWorker, loaded: Loaded, key: CorpusKey) -> retrieval_pb2.Corpus:
         """Maps a corpus of the service's folder and adds it. Raises CorpusError, InvalidRequest."""

@@ -1,11 +1,15 @@
 """Calls that wait for each other without holding threads: those of one tenant, or for one corpus."""
 
 import asyncio
-from collections.abc import Hashable
+import logging
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
 
+log = logging.getLogger(__name__)
+
 K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
 
 
 class Turns(Generic[K]):
@@ -18,3 +22,20 @@ class Turns(Generic[K]):
     def of(self, key: K) -> asyncio.Semaphore:
         """The semaphore of a key, for an `async with` statement."""
         return self._semaphores.setdefault(key, asyncio.Semaphore(self._most))
+
+    async def in_thread(self, key: K, work: Callable[..., T], *given: object) -> T:
+        """Runs `work` in a thread at a turn of this key, which lasts until the thread ends.
+
+        A thread cannot be cancelled. So a call that is cancelled meanwhile ends when its thread does.
+        """
+        turn = self.of(key)
+        await turn.acquire()
+        running = asyncio.ensure_future(asyncio.to_thread(work, *given))
+        running.add_done_callback(lambda _: turn.release())
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait((running,))
+            if not running.cancelled() and (error := running.exception()) is not None:
+                log.warning("a call was cancelled, and what it had begun failed: %s", error)
+            raise

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from retrieval_service.dense.documents import DocumentLimits, Documents
 from retrieval_service.dense.embeddings import TableEmbedder
 from retrieval_service.dense.index import Kind, VectorIndex
 from retrieval_service.dense.library import DocumentLibrary
+from retrieval_service.dense.storage import write_scope
 from retrieval_service.loading import Loaded
 from retrieval_service.server import RetrievalServer
 from retrieval_service.settings import RetrievalSettings
@@ -29,6 +31,7 @@ from tests.in_time import in_time
 WAIT_S = 60.0
 MORE_THAN_THREADS = 33
 """asyncio has 32 threads at most."""
+THREADS = 4
 GIVEN_UP_S = 0.3
 
 
@@ -45,6 +48,18 @@ class SlowBuilds:
         return self._build(vectors, kind)
 
 
+class NoSessions:
+    """A worker that follows no session."""
+
+    def call(self, work: Callable[[], object]) -> "Future[object]":
+        done: Future[object] = Future()
+        done.set_result(work())
+        return done
+
+    def unlearn(self, tenant: str, session: str | None) -> None:
+        pass
+
+
 class Client:
     """Calls a server of documents; each tenant has the documents "first" and "second"."""
 
@@ -59,6 +74,9 @@ class Client:
     def remove(self, tenant: str, name: str, timeout: float = WAIT_S) -> Any:
         message = retrieval_pb2.RemoveDocumentsRequest(tenant=tenant, names=[name])
         return self._stub.RemoveDocuments(message, timeout=timeout)
+
+    def forget(self, tenant: str, timeout: float = WAIT_S) -> Any:
+        return self._stub.Forget(retrieval_pb2.ForgetRequest(tenant=tenant), timeout=timeout)
 
 
 @pytest.fixture
@@ -83,8 +101,8 @@ async def client(embedder: TableEmbedder, tmp_path: Path) -> AsyncIterator[Clien
         documents.add(scope(owner), [("first", [1] * 9), ("second", [2] * 9)])
         documents.save(scope(owner))
     loaded = Loaded(None, Catalogue(), CorpusStore(None), None, documents)
-    no_worker: Any = None
-    served = RetrievalServer(RetrievalSettings(), lambda: (no_worker, loaded))
+    worker: Any = NoSessions()
+    served = RetrievalServer(RetrievalSettings(), lambda: (worker, loaded))
     server = grpc.aio.server()
     retrieval_pb2_grpc.add_RetrievalServicer_to_server(served, unparsed(server))
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -112,6 +130,45 @@ async def test_calls_of_a_tenant_whose_index_is_built_anew_leave_threads_to_the_
     assert (await asyncio.wait_for(client.add("b", 1), WAIT_S / 4)).documents == 3
     slow.go_on.set()
     await asyncio.gather(*calls)
+
+
+async def test_calls_that_are_given_up_leave_threads_to_the_others(
+    client: Client, slow_builds: Callable[[], SlowBuilds]
+) -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
+    slow = slow_builds()
+    for _ in range(THREADS):  # one after another, as if somebody tried again
+        await cancelled(client.remove("a", "first", timeout=GIVEN_UP_S))
+    assert slow.begun.is_set()
+    assert (await asyncio.wait_for(client.add("b", 1), WAIT_S / 4)).documents == 3
+    slow.go_on.set()
+    assert (await client.remove("a", "second")).removed == 1
+
+
+async def test_forgetting_that_is_given_up_leaves_threads_to_the_others(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing, go_on = threading.Event(), threading.Event()
+
+    def slow(*given: Any) -> Any:
+        writing.set()
+        assert go_on.wait(WAIT_S)
+        return write_scope(*given)
+
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
+    with monkeypatch.context() as slowly:
+        slowly.setattr("retrieval_service.dense.saving.write_scope", slow)
+        adding = asyncio.ensure_future(client.add("a", 1))
+        assert await asyncio.to_thread(writing.wait, WAIT_S)
+    try:
+        for _ in range(THREADS):  # each waits until the files are written, which it then removes
+            await cancelled(client.forget("a", timeout=GIVEN_UP_S))
+        assert (await asyncio.wait_for(client.add("b", 1), WAIT_S / 4)).documents == 3
+    finally:
+        go_on.set()
+    await adding
+    await client.forget("a")
+    assert (await client.remove("a", "first")).removed == 0
 
 
 async def test_a_removal_that_was_given_up_is_saved(
