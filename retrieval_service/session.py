@@ -18,6 +18,8 @@ from speculative.tree import ROOT
 
 WINDOW = 64
 """How many of the last ids memories are asked with: a longer match says no more."""
+MOST_UNLEARNT = 4
+"""Texts of a session, such as turns of a conversation, that are remembered as not to be kept."""
 OWN_TEXT = "own text"
 """Name of the session's own text among the memories that are trusted more or less."""
 
@@ -32,6 +34,23 @@ class _Piece:
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     survival: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """Ids of a session, the first ones of which are a prompt."""
+
+    prompt_length: int
+    ids: FollowedIds
+
+    def repeats_output(self, other: "_Text") -> bool:
+        """Whether this output begins as that of the other does, or may: one of them has none yet."""
+        return self.ids.agreed_length(other.ids) >= max(self.prompt_length, other.prompt_length)
+
+    def holds(self, other: "_Text") -> bool:
+        """Whether the other is the beginning of this text, behind the same prompt."""
+        same_prompt = self.prompt_length == other.prompt_length
+        return same_prompt and self.ids.agreed_length(other.ids) == len(other.ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +92,9 @@ class RetrievalSession(FollowedSession):
         agreed = 0 if before is None else self._agreed(before)
         self.is_new_text = before is not None and agreed == 0
         self.kept = max(agreed, request.prompt_length)
-        self.learns: bool = request.learn and (
-            before is None or before.learns or not self._repeats_output(before)
-        )
+        self._unlearnt = () if before is None else before._unlearnt_so_far()
+        own = _Text(request.prompt_length, ids)
+        self.learns: bool = request.learn and not any(map(own.repeats_output, self._unlearnt))
 
     @property
     def recent(self) -> list[int]:
@@ -155,10 +174,12 @@ class RetrievalSession(FollowedSession):
             sent.add((node.source, own_hash))
         return list(pieces.values()), frozenset(sent)
 
-    def _repeats_output(self, before: "RetrievalSession") -> bool:
-        """Whether output of this session begins as that of `before` did, or may: one of them has none yet."""
-        prompt_length = max(before.request.prompt_length, self.request.prompt_length)
-        return self.ids.agreed_length(before.ids) >= prompt_length
+    def _unlearnt_so_far(self) -> tuple[_Text, ...]:
+        """The latest texts of this session whose output was forgotten, or may not be kept."""
+        if self.learns:
+            return self._unlearnt
+        own = _Text(self.request.prompt_length, self.ids)
+        return (*(one for one in self._unlearnt if not own.holds(one)), own)[-MOST_UNLEARNT:]
 
     def _agreed(self, before: "RetrievalSession") -> int:
         """Number of ids of `before` that are kept and the same in this session; 0 for another text."""

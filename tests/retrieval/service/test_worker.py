@@ -242,3 +242,14 @@ def test_a_memory_that_fails_costs_the_session_and_not_the_service(
     ] * 2
     assert driven.worker.counts.failed_sessions == 2
     assert "disk on fire" in caplog.text
+
+
+def test_an_earlier_turn_that_was_forgotten_is_not_learnt_when_it_comes_back_behind_a_later_one(
+    driven: Driven, follow: Any
+) -> None:
+    driven(follow(PROMPT), progress([1, 2, 3, 50], 1))
+    driven.worker.unlearn("t", "s")
+    turn = [1, 2, 3, 50, 60, 61]
+    driven(follow(turn, alias=2, epoch=8), progress([*turn, 70], 1, alias=2))
+    driven(follow([1, 2, 3, 50], alias=3, epoch=9, prompt_length=3), progress([1, 2, 3, 50, 51], 1, alias=3))
+    assert list(driven.past.outputs.values()) == [[50, 70]]
