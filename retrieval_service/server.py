@@ -6,6 +6,7 @@ What takes longer than a lookup happens in another thread or process; the worker
 import asyncio
 import errno
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -43,6 +44,8 @@ DOCUMENT_S = 60.0
 RETRY_AFTER_S = 60.0
 CHANGES_OF_A_TENANT = 2
 """Changes of one tenant's documents that hold a thread at once: each may wait minutes for a large index."""
+CHANGES_AT_ONCE = 8
+"""Threads for the changes of all tenants' documents, beside those that every call needs for a moment."""
 DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -97,8 +100,8 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
         self._ready = ready
         self._builds = Builds(settings.ingest_mb, settings.corpora_mb_of_tenant)
         self._forgetting = Forgetting(settings)
-        self._changing: Turns[str] = Turns(CHANGES_OF_A_TENANT)
-        self._forgets: Turns[str] = Turns(CHANGES_OF_A_TENANT)
+        self._changing: Turns[str] = Turns(CHANGES_OF_A_TENANT, _own_threads())
+        self._forgets: Turns[str] = Turns(CHANGES_OF_A_TENANT, _own_threads())
         """Turns of calls that forget, which wait for none that change documents."""
 
     @guarded
@@ -304,6 +307,10 @@ def _check_brought(tokens: int, most: int) -> None:
 
 async def _in_worker(worker: RetrievalWorker, work: Callable[[], T]) -> T:
     return await asyncio.wrap_future(worker.call(work))
+
+
+def _own_threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(CHANGES_AT_ONCE, thread_name_prefix="documents")
 
 
 def _key(name: retrieval_pb2.CorpusName) -> CorpusKey:

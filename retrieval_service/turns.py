@@ -3,6 +3,9 @@
 import asyncio
 import logging
 from collections.abc import Callable, Hashable
+from concurrent.futures import Executor
+from contextvars import copy_context
+from functools import partial
 from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
 
@@ -13,10 +16,15 @@ T = TypeVar("T")
 
 
 class Turns(Generic[K]):
-    """Semaphores by key, each for `most` calls at once. They exist while calls hold or await them."""
+    """Semaphores by key, each for `most` calls at once. They exist while calls hold or await them.
 
-    def __init__(self, most: int = 1) -> None:
+    Args:
+        threads: where `in_thread` runs; None: in the threads that all calls share.
+    """
+
+    def __init__(self, most: int = 1, threads: Executor | None = None) -> None:
         self._most = most
+        self._threads = threads
         self._semaphores: WeakValueDictionary[K, asyncio.Semaphore] = WeakValueDictionary()
 
     def of(self, key: K) -> asyncio.Semaphore:
@@ -30,7 +38,9 @@ class Turns(Generic[K]):
         """
         turn = self.of(key)
         await turn.acquire()
-        running = asyncio.ensure_future(asyncio.to_thread(work, *given))
+        running = asyncio.get_running_loop().run_in_executor(
+            self._threads, partial(copy_context().run, work, *given)
+        )
         running.add_done_callback(lambda _: turn.release())
         try:
             return await asyncio.shield(running)

@@ -23,7 +23,7 @@ from retrieval_service.dense.index import Kind, VectorIndex
 from retrieval_service.dense.library import DocumentLibrary
 from retrieval_service.dense.storage import write_scope
 from retrieval_service.loading import Loaded
-from retrieval_service.server import RetrievalServer
+from retrieval_service.server import CHANGES_AT_ONCE, RetrievalServer
 from retrieval_service.settings import RetrievalSettings
 from retrieval_service.store import CorpusStore
 from tests.in_time import in_time
@@ -31,7 +31,6 @@ from tests.in_time import in_time
 WAIT_S = 60.0
 MORE_THAN_THREADS = 33
 """asyncio has 32 threads at most."""
-THREADS = 4
 GIVEN_UP_S = 0.3
 
 
@@ -132,12 +131,23 @@ async def test_calls_of_a_tenant_whose_index_is_built_anew_leave_threads_to_the_
     await asyncio.gather(*calls)
 
 
+async def test_changes_that_take_long_leave_threads_to_calls_that_do_not(
+    client: Client, slow_builds: Callable[[], SlowBuilds]
+) -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    slow = slow_builds()
+    removing = asyncio.ensure_future(client.remove("a", "first"))
+    in_time(await asyncio.get_running_loop().run_in_executor(ThreadPoolExecutor(1), slow.begun.wait, WAIT_S))
+    assert (await asyncio.wait_for(client.add("b", 1), WAIT_S / 4)).documents == 3
+    slow.go_on.set()
+    assert (await removing).removed == 1
+
+
 async def test_calls_that_are_given_up_leave_threads_to_the_others(
     client: Client, slow_builds: Callable[[], SlowBuilds]
 ) -> None:
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
     slow = slow_builds()
-    for _ in range(THREADS):  # one after another, as if somebody tried again
+    for _ in range(CHANGES_AT_ONCE):  # one after another, as if somebody tried again
         await cancelled(client.remove("a", "first", timeout=GIVEN_UP_S))
     assert slow.begun.is_set()
     assert (await asyncio.wait_for(client.add("b", 1), WAIT_S / 4)).documents == 3
@@ -155,15 +165,14 @@ async def test_forgetting_that_is_given_up_leaves_threads_to_the_others(
         assert go_on.wait(WAIT_S)
         return write_scope(*given)
 
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
     with monkeypatch.context() as slowly:
         slowly.setattr("retrieval_service.dense.saving.write_scope", slow)
         adding = asyncio.ensure_future(client.add("a", 1))
         assert await asyncio.to_thread(writing.wait, WAIT_S)
     try:
-        for _ in range(THREADS):  # each waits until the files are written, which it then removes
+        for _ in range(CHANGES_AT_ONCE):  # each waits until the files are written, which it then removes
             await cancelled(client.forget("a", timeout=GIVEN_UP_S))
-        assert (await asyncio.wait_for(client.add("b", 1), WAIT_S / 4)).documents == 3
+        await asyncio.wait_for(client.forget("b"), WAIT_S / 4)
     finally:
         go_on.set()
     await adding
