@@ -7,6 +7,7 @@ stop the process. This module knows nothing of what a service does.
 """
 
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -297,9 +298,18 @@ def _allow_open_files() -> None:
 
 
 def _claim_stdout() -> Announce:
-    """Keeps standard output for announcements; anything else that is printed goes to standard error."""
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    """Keeps standard output for announcements; anything else that is printed goes to standard error.
+
+    A process that was started without standard output announces nothing.
+    """
+    try:
+        kept: int | None = os.dup(1)
+    except OSError as error:
+        if error.errno != errno.EBADF:
+            raise
+        kept = None
     os.dup2(2, 1)
+    out = os.fdopen(os.open(os.devnull, os.O_WRONLY) if kept is None else kept, "w", encoding="utf-8")
 
     def announce(line: dict[str, Any]) -> None:
         try:
