@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from training.export import publish
 from training.heads.job import distil
 from training.heads.recipe import DistilOptions, checked
 from training.heads.rows import read_text
+
+ROOT = Path(__file__).parents[2]
 
 
 def distilled(
@@ -84,11 +87,34 @@ def test_a_head_takes_the_place_of_a_head_and_of_an_empty_folder_but_of_no_other
 ) -> None:
     options.out.mkdir()
     assert checked(options).out == options.out
-    (options.out / "thesis.tex").write_text("years of work")
-    with pytest.raises(InvalidRequest, match="holds files and no head, and all of them would be removed"):
-        checked(options)
-    (options.out / "config.json").write_text("{}")
+    shutil.copytree(ROOT / "models/heads/eagle", options.out, dirs_exist_ok=True)
     assert checked(options).out == options.out
+    (options.out / "thesis.tex").write_text("years of work")
+    with pytest.raises(InvalidRequest, match=r"holds 'thesis.tex', which this command did not write"):
+        checked(options)
+
+
+def test_a_head_does_not_take_the_place_of_a_model_that_somebody_else_made(
+    options: DistilOptions, small: Path
+) -> None:
+    shutil.copytree(small, options.out)
+    with pytest.raises(InvalidRequest, match="which this command did not write"):
+        checked(options)
+
+
+@pytest.mark.parametrize("flag", ["target", "drafter", "boost_of"])
+@pytest.mark.parametrize(
+    ("below", "relation"), [("models/one", "is"), ("models", "holds"), ("models/one/head", "lies in")]
+)
+def test_a_head_does_not_take_the_place_of_a_model_that_the_run_reads(
+    options: DistilOptions, tmp_path: Path, flag: str, below: str, relation: str
+) -> None:
+    shutil.copytree(ROOT / "models/heads/eagle", tmp_path / "models/one")
+    (tmp_path / "link").symlink_to(tmp_path / "models")
+    given = {"kind": "lm", "drafter": options.target, flag: str(tmp_path / "models/one")}
+    out = tmp_path / below.replace("models", "link")
+    with pytest.raises(InvalidRequest, match=f"{relation} the folder of --{flag.replace('_', '-')} "):
+        checked(replace(options, out=out, **given))  # type: ignore[arg-type]
 
 
 def test_a_full_disk_is_said_of_the_work_folder_and_not_of_standard_output(

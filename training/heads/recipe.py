@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
 from math import inf
 from pathlib import Path
 from typing import Any
 
+from outrider.lm.load.source import ModelSource
 from speculative.errors import InvalidRequest
 from training.heads.kinds import BLOCK, EAGLE, EAGLE3, HYDRA, KINDS, LM, MEDUSA, MODELS, MTP, PASS
 from training.heads.loss import LOSSES, HeadLoss
 from training.heads.rows import DATA, DRAFTER, MIXED
+
+_CARD_MARK = "\noutrider distil "
+"""Text of every model card of the command: its command line."""
+_WRITTEN = (
+    *("README.md", "config.json", "generation_config.json", "added_tokens.json", "special_tokens_map.json"),
+    *("model*.safetensors", "model.safetensors.index.json", "*_lm_head.safetensors"),
+    *("tokenizer*.json", "tokenizer.model", "chat_template.jinja", "vocab.json", "vocab.txt", "merges.txt"),
+    *("spiece.model", "sentencepiece.bpe.model"),
+)
+"""Patterns of the names of a head's files, and of a small model's."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +157,7 @@ def checked(options: DistilOptions) -> DistilOptions:
         raise InvalidRequest(f"--seed {options.seed} is not a whole number from 0 to {2**63 - 1}")
     if not 0 <= options.rate < inf:
         raise InvalidRequest(f"--rate {options.rate} is no learning rate; give one above 0, or leave it out")
-    _check_out(options.out)
+    _check_out(options)
     defaults = _DEFAULTS[options.kind]
     depth = options.depth or defaults.depth
     if depth > options.window // 4:
@@ -154,16 +166,46 @@ def checked(options: DistilOptions) -> DistilOptions:
     return DistilOptions(**filled)
 
 
-def _check_out(out: Path) -> None:
+def _check_out(options: DistilOptions) -> None:
     """Raises InvalidRequest for what a finished head cannot take the place of, before hours of training."""
+    out = options.out
     if out.name in ("", ".."):
         raise InvalidRequest(f"--out {str(out)!r} is no folder of the head's own; name one")
     if out.exists() and not out.is_dir():
         raise InvalidRequest(f"--out {str(out)!r} is a file; name a folder")
-    if out.is_dir() and any(out.iterdir()) and not (out / "config.json").is_file():
+    models = {"--target": options.target, "--drafter": options.drafter, "--boost-of": options.boost_of}
+    for flag, model in models.items():
+        if model is not None and (source := ModelSource.of(model)).is_folder:
+            _check_apart(out, flag, source)
+    if out.is_dir() and (kept := _first_not_distilled(out)):
         raise InvalidRequest(
-            f"--out {str(out)!r} holds files and no head, and all of them would be removed; name a new folder"
+            f"--out {str(out)!r} holds {kept!r}, which this command did not write, and a finished head "
+            "replaces the whole folder; name a new folder"
         )
+
+
+def _check_apart(out: Path, flag: str, source: ModelSource) -> None:
+    here, there = out.resolve(), Path(source.name).resolve()
+    if here.is_relative_to(there) or there.is_relative_to(here):
+        relation = "is" if here == there else "lies in" if here.is_relative_to(there) else "holds"
+        raise InvalidRequest(
+            f"--out {str(out)!r} {relation} the folder of {flag} {source.text!r}, and a finished head "
+            "replaces what is in its place; name another folder"
+        )
+
+
+def _first_not_distilled(folder: Path) -> str | None:
+    """The name of an entry that the command did not write; None: a head may replace the folder.
+
+    Somebody else's model has files of the same names, but no card of the command.
+    """
+    names = sorted(path.name for path in folder.iterdir())
+    others = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in _WRITTEN)]
+    if others or not names:
+        return others[0] if others else None
+    card = folder / "README.md"
+    own = card.is_file() and _CARD_MARK in card.read_text(encoding="utf-8", errors="replace")
+    return None if own else names[0]
 
 
 def epochs_of(kind: str) -> int:
