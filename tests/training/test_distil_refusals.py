@@ -117,6 +117,20 @@ def test_a_head_does_not_take_the_place_of_a_model_that_the_run_reads(
         checked(replace(options, out=out, **given))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("work", "relation"),
+    [("head", "is"), ("head/work", "holds"), ("../{}", "lies in"), ("link/work", "holds")],
+)
+def test_a_head_does_not_take_the_place_of_the_work_folder(
+    options: DistilOptions, tmp_path: Path, work: str, relation: str
+) -> None:
+    (tmp_path / "link").symlink_to(options.out.name)
+    work_folder = tmp_path / work.format(tmp_path.name)
+    with pytest.raises(InvalidRequest, match=rf"{relation} the work folder .* \(--work\)"):
+        distil(replace(options, work=work_folder), TEXTS, quiet)
+    assert not options.out.exists()
+
+
 def test_a_full_disk_is_said_of_the_work_folder_and_not_of_standard_output(
     capsys: pytest.CaptureFixture[str], target: Path, tmp_path: Path
 ) -> None:

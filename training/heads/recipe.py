@@ -176,7 +176,8 @@ def _check_out(options: DistilOptions) -> None:
     models = {"--target": options.target, "--drafter": options.drafter, "--boost-of": options.boost_of}
     for flag, model in models.items():
         if model is not None and (source := ModelSource.of(model)).is_folder:
-            _check_apart(out, flag, source)
+            _check_apart(out, Path(source.name), f"the folder of {flag} {model!r}")
+    _check_apart(out, options.work, f"the work folder {str(options.work)!r} (--work)")
     if out.is_dir() and (kept := _first_not_distilled(out)):
         raise InvalidRequest(
             f"--out {str(out)!r} holds {kept!r}, which this command did not write, and a finished head "
@@ -184,13 +185,13 @@ def _check_out(options: DistilOptions) -> None:
         )
 
 
-def _check_apart(out: Path, flag: str, source: ModelSource) -> None:
-    here, there = out.resolve(), Path(source.name).resolve()
+def _check_apart(out: Path, other: Path, name: str) -> None:
+    here, there = out.resolve(), other.resolve()
     if here.is_relative_to(there) or there.is_relative_to(here):
         relation = "is" if here == there else "lies in" if here.is_relative_to(there) else "holds"
         raise InvalidRequest(
-            f"--out {str(out)!r} {relation} the folder of {flag} {source.text!r}, and a finished head "
-            "replaces what is in its place; name another folder"
+            f"--out {str(out)!r} {relation} {name}, and a finished head replaces what is in its place; name "
+            "another folder"
         )
 
 
