@@ -161,8 +161,34 @@ def test_a_work_folder_of_other_weights_in_the_same_folder_is_refused(
     distil(chosen, TEXTS, quiet)
     weights = load_file(model / "model.safetensors")
     save_file({name: one + 1 for name, one in weights.items()}, model / "model.safetensors", {"format": "pt"})
-    with pytest.raises(InvalidRequest, match=f"with another weights of {flag}"):
+    said = f"the weights of --{flag.replace('_', '-')} have changed since this run began: give another --work"
+    with pytest.raises(InvalidRequest, match=said):
         distil(chosen, TEXTS, quiet)
+
+
+def test_a_work_folder_of_a_version_that_did_not_keep_the_drafters_weights_is_used_and_completed(
+    options: DistilOptions, small: Path
+) -> None:
+    chosen = replace(options, kind="lm", steps=1, data="fixed", drafter=str(small))
+    distil(chosen, TEXTS, quiet)
+    kept = options.work / "data.json"
+    now = json.loads(kept.read_text())
+    kept.write_text(json.dumps({name: value for name, value in now.items() if name != "weights of drafter"}))
+    distil(chosen, TEXTS, quiet)
+    assert json.loads(kept.read_text()) == now
+
+
+def test_settings_that_differ_from_the_earlier_runs_are_named_as_the_flags_are(
+    options: DistilOptions, small: Path
+) -> None:
+    chosen = replace(options, kind="lm", steps=1, data="fixed", drafter=str(small))
+    distil(chosen, TEXTS, quiet)
+    with pytest.raises(InvalidRequest, match=r"--boost was 0.2 then and is 0.5 now: give another --work"):
+        distil(replace(chosen, boost=0.5), TEXTS, quiet)
+    with pytest.raises(
+        InvalidRequest, match="and the text is another, --tokens was 2048 then and is 1024 now"
+    ):
+        distil(replace(chosen, tokens=1024), TEXTS[1:], quiet)
 
 
 def stopped_after(steps: int) -> Callable[..., None]:

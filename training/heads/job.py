@@ -44,6 +44,9 @@ from training.loop import Run, Settings, TrainingProgress
 _OUTER = ("embeddings", "lm_head.weight")
 """Names of embeddings and output layers that their sizes do not show to be such."""
 
+_WEIGHTS_OF = "weights of "
+"""Beginning of the name of a setting that is the digest of the weights of an option's folder."""
+
 
 class DistilProgress(Protocol):
     """Shows the progress of a command."""
@@ -114,25 +117,43 @@ def _weights_of(name: str, source: str | None) -> dict[str, Any]:
     """The digest of a folder's weights as a setting: the folder may hold others than it did."""
     if source is None or not Path(source).is_dir():
         return {}
-    return {f"weights of {name}": weights_digest(source)}
+    return {f"{_WEIGHTS_OF}{name}": weights_digest(source)}
 
 
 def same_settings(path: Path, settings: dict[str, Any]) -> None:
-    """Keeps settings in a file of the work folder. Raises InvalidRequest if the file has other settings."""
-    found: dict[str, Any] | None = None
+    """Keeps settings in a file of the work folder. Raises InvalidRequest if the file has other settings.
+
+    A setting that the file lacks is added: an earlier version, which wrote the file, did not know it.
+    """
+    found: dict[str, Any] = {}
     with suppress(OSError, ValueError):
         found = json.loads(path.read_text())
-    if found is None:
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(settings))
-        os.replace(partial, path)
-        return
-    different = [name for name, value in settings.items() if found.get(name) != value]
+    different = [
+        _difference(name, found[name], value)
+        for name, value in settings.items()
+        if name in found and found[name] != value
+    ]
     if different:
-        was = ", ".join(f"{name} {found.get(name)!r}, now {settings[name]!r}" for name in different)
         raise InvalidRequest(
-            f"{path.parent} holds an earlier run with another {was}: give another --work, or delete it"
+            f"{path.parent} holds an earlier run, and {', '.join(different)}: give another --work, or "
+            "delete it"
         )
+    if settings.keys() - found.keys():
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(found | settings))
+        os.replace(partial, path)
+
+
+def _difference(name: str, was: object, now: object) -> str:
+    """What the user of the command changed, in the command's words."""
+    flag = f"--{name.removeprefix(_WEIGHTS_OF).replace('_', '-')}"
+    if name.startswith(_WEIGHTS_OF):
+        return f"the weights of {flag} have changed since this run began"
+    if name == "target":
+        return "--target has other weights than then"
+    if name == "text":
+        return "the text is another"
+    return f"{flag} was {was} then and is {now} now"
 
 
 def new_head(options: DistilOptions, target: FrozenTarget, lessons: Lessons) -> TrainedHead:
