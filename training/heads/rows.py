@@ -176,7 +176,7 @@ def _past(
 
 def _exported(table: TokenTable, path: Path) -> tuple[str, list[Ids]]:
     """The tenant and the outputs of a file that `outrider memory export` wrote."""
-    first, *lines = _lines(path) or [""]
+    first, *lines = _lines(path)
     try:
         header = json.loads(first)
         tenant, count, tokenizer = header["tenant"], header["outputs"], header["tokenizer"]
