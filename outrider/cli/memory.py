@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outrider.cli.access import operator_channel, take_operator_certificate
-from outrider.cli.failures import INTERRUPTED, CommandFailed, Json, standard_input, usage
+from outrider.cli.failures import CommandFailed, Json, standard_input, usage
 
 if TYPE_CHECKING:
     from outrider.v1 import retrieval_pb2
@@ -100,9 +100,9 @@ def build_corpus(
         from outrider.v1 import retrieval_pb2
         from retrieval_service.corpus.texts import TextSource
 
-        texts = TextSource(
-            tuple(sources or ()), tuple(glob or ()), jsonl_field, standard_input().buffer if stdin else None
-        )
+        # A reader of its own: the interpreter's ends with an abort if a thread still waits in it.
+        piped = open(standard_input().fileno(), "rb", closefd=False) if stdin else None  # noqa: SIM115
+        texts = TextSource(tuple(sources or ()), tuple(glob or ()), jsonl_field, piped)
 
         def messages() -> "Iterator[retrieval_pb2.BuildCorpusRequest]":
             yield retrieval_pb2.BuildCorpusRequest(start=key)
@@ -303,9 +303,6 @@ def _sent(call: Any, messages: Iterator[Any], timeout: float) -> Any:
     answer = call.future(safely(), timeout=timeout)
     try:
         return answer.result()
-    except KeyboardInterrupt:
-        # The thread that sends may wait for standard input, whose lock the interpreter would need to end.
-        os._exit(INTERRUPTED)
     except Exception:
         if failures:
             raise failures[0] from None

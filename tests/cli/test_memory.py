@@ -1,7 +1,6 @@
 """`outrider memory` with a running worker: corpora, documents and past output."""
 
 import fcntl
-import io
 import json
 import signal
 import struct
@@ -64,31 +63,48 @@ def test_a_corpus_is_built_listed_unloaded_loaded_and_removed(run: Run, texts: P
     assert (gone.status, gone.said["error"]["code"]) == (1, "NOT_FOUND")
 
 
-def test_a_corpus_is_built_from_standard_input(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = b'{"body": "one two three"}\n{"body": "four"}\n'
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
-    made = run("build", "lines", "--stdin", "--jsonl-field", "body", "--public")
+def test_a_corpus_is_built_from_standard_input(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lines").write_text('{"body": "one two three"}\n{"body": "four"}\n')
+    with (tmp_path / "lines").open() as lines:
+        monkeypatch.setattr(sys, "stdin", lines)
+        made = run("build", "lines", "--stdin", "--jsonl-field", "body", "--public")
     assert made.out.endswith("tokens of 2 documents, public\n")
     assert run("unload", "lines", "--public", "--remove").out == "lines: removed\n", "other tests count all"
 
 
 def test_ctrl_c_ends_a_build_that_waits_for_standard_input(worker: ServiceProcess) -> None:
-    words = ("build", "typed", "--stdin", "--public", "--address", worker.address)
-    with subprocess.Popen(
-        [sys.executable, "-m", "outrider.cli", "memory", *words],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=ROOT,
-    ) as command:
+    with waiting_build("typed", worker) as command:
         assert command.stdin is not None
-        assert command.stderr is not None
         command.stdin.write(b"a first line\n")
         command.stdin.flush()
         until(lambda: not unread(command.stdin))
         command.send_signal(signal.SIGINT)
         assert command.wait(60) == 130
-        assert b"Fatal" not in command.stderr.read()
+        assert command.stderr is not None
+        assert command.stderr.read() == b""
+
+
+def test_a_build_that_waits_for_standard_input_fails_in_one_line_if_the_worker_refuses_it(
+    worker: ServiceProcess,
+) -> None:
+    with waiting_build("no/name", worker) as command:
+        assert command.wait(60) == 1
+        assert command.stderr is not None
+        assert command.stderr.read().count(b"\n") == 1
+
+
+def waiting_build(name: str, worker: ServiceProcess) -> "subprocess.Popen[bytes]":
+    """A build of a corpus that reads a pipe to which nobody has written yet."""
+    words = ("build", name, "--stdin", "--public", "--address", worker.address)
+    return subprocess.Popen(
+        [sys.executable, "-m", "outrider.cli", "memory", *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+    )
 
 
 def unread(pipe: IO[bytes] | None) -> int:
