@@ -185,12 +185,11 @@ def add_documents(
 
 
 def _document_name(path: bytes) -> str:
-    """The name of a file's document: its path, or the end of a long path behind a hash of the whole.
-
-    A name on the disk may be of any bytes.
+    """The name of a file's document: its path. The end of a path follows a hash of the whole where the path
+    is too long for a name, or is not UTF-8, as a name on the disk may be.
     """
     name = path.decode("utf-8", "replace")
-    if len(name) <= LONGEST_NAME:
+    if len(name) <= LONGEST_NAME and name.encode() == path:
         return name
     return f"{hashlib.sha256(path).hexdigest()[:_HASH_DIGITS]}-{name[_HASH_DIGITS + 1 - LONGEST_NAME :]}"
 

@@ -156,9 +156,9 @@ def test_a_file_that_cannot_be_written_for_an_export_is_one_line(
 
 
 def test_a_file_of_any_name_becomes_a_document(run: Run, texts: Path) -> None:
-    (texts / "d\udce9j\udce0.py").write_text("def of_another_age(value):\n    return value\n" * 20)
-    assert run("add", texts, "--tenant", "old", "--json").said == {"documents": 4}
-    assert run("drop", texts / "d\ufffdj\ufffd.py", "--tenant", "old", "--json").said == {"removed": 1}
+    for name in ("caf\udce9.py", "caf\udce8.py"):
+        (texts / name).write_text("def of_another_age(value):\n    return value\n" * 20)
+    assert run("add", texts, "--tenant", "old", "--json").said == {"documents": 5}
     run("forget", "--all", "--tenant", "old")
 
 
