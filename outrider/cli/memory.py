@@ -194,6 +194,14 @@ def _document_name(path: bytes) -> str:
     return f"{hashlib.sha256(path).hexdigest()[:_HASH_DIGITS]}-{name[_HASH_DIGITS + 1 - LONGEST_NAME :]}"
 
 
+def _names_of(path: bytes) -> Iterator[str]:
+    """The names that a file's document may have: earlier versions named a long path by its end."""
+    yield _document_name(path)
+    name = path.decode("utf-8", "replace")
+    if len(name) > LONGEST_NAME:
+        yield name[-LONGEST_NAME:]
+
+
 @app.command("drop")
 def drop_documents(
     address: Address,
@@ -217,7 +225,7 @@ def drop_documents(
     with _worker(address) as worker:
         from outrider.v1 import retrieval_pb2
 
-        known = [_document_name(name.encode()) for name in names or ()]
+        known = [known for name in names or () for known in _names_of(os.fsencode(name))]
         request = retrieval_pb2.RemoveDocumentsRequest(tenant=tenant, names=known)
         removed = worker.RemoveDocuments(request, timeout=CALL_S).removed
     if names and not removed:

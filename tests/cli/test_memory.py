@@ -11,9 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+import grpc
 import pytest
 
 from outrider.runtime.children import ServiceProcess
+from outrider.v1 import retrieval_pb2
+from outrider.v1.retrieval_pb2_grpc import RetrievalStub
 from tests.cli.inside import Ended, Run, ended
 from tests.integration.live import until
 
@@ -159,6 +162,7 @@ def test_a_file_of_any_name_becomes_a_document(run: Run, texts: Path) -> None:
     for name in ("caf\udce9.py", "caf\udce8.py"):
         (texts / name).write_text("def of_another_age(value):\n    return value\n" * 20)
     assert run("add", texts, "--tenant", "old", "--json").said == {"documents": 5}
+    assert run("drop", texts / "caf\udce9.py", "--tenant", "old", "--json").said == {"removed": 1}
     run("forget", "--all", "--tenant", "old")
 
 
@@ -173,7 +177,18 @@ def test_files_whose_long_paths_end_alike_are_documents_of_their_own(run: Run, t
         assert run("drop", path, "--tenant", "deep", "--json").said == {"removed": 1}
 
 
-@pytest.mark.parametrize("arguments", [("list", "--tenant=a\udcff"), ("drop", "a\udcff")])
+def test_a_document_that_an_earlier_version_named_by_the_end_of_a_long_path_is_dropped_by_the_path(
+    run: Run, worker: ServiceProcess
+) -> None:
+    path = f"/{'a' * 60}/{'b' * 60}/{'c' * 60}.py"
+    document = retrieval_pb2.Document(name=path[-128:], text="def of_another_age(value):\n    return value\n")
+    with grpc.insecure_channel(worker.address) as channel:
+        earlier = retrieval_pb2.AddDocumentsRequest(tenant="old", document=document)
+        RetrievalStub(channel).AddDocuments(iter([earlier]), timeout=60)
+    assert run("drop", path, "--tenant", "old", "--json").said == {"removed": 1}
+
+
+@pytest.mark.parametrize("arguments", [("list", "--tenant=a\udcff"), ("drop", "x", "--tenant=a\udcff")])
 def test_a_name_that_is_not_utf_8_is_wrong_usage(run: Run, arguments: tuple[str, ...]) -> None:
     done = run(*arguments, "--json")
     assert (done.status, done.err) == (2, "")
