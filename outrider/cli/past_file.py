@@ -2,7 +2,6 @@
 
 import json
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ def write_past(path: Path, tenant: str, worker: Any) -> ExportedPast:
     Args:
         worker: a stub of the Retrieval service.
 
-    Raises CommandFailed if the file cannot be written.
+    Raises CommandFailed if the file cannot be written, or if a part of it cannot be removed.
     """
     from outrider.v1 import retrieval_pb2
 
@@ -40,7 +39,11 @@ def write_past(path: Path, tenant: str, worker: Any) -> ExportedPast:
         "outputs": first.outputs,
     }
     try:
-        with os.fdopen(os.open(partial, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "w") as file:
+        descriptor = os.open(partial, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
+    except OSError as error:
+        raise CommandFailed(f"{path} cannot be written: {error.strerror}") from error
+    try:
+        with os.fdopen(descriptor, "w") as file:
             file.write(json.dumps(header) + "\n")
             for answer in answers:
                 ids = list(answer.output.ids)
@@ -50,6 +53,14 @@ def write_past(path: Path, tenant: str, worker: Any) -> ExportedPast:
     except OSError as error:
         raise CommandFailed(f"{path} cannot be written: {error.strerror}") from error
     finally:
-        with suppress(OSError):  # of a name that is too long, too
-            partial.unlink()  # the tenant's outputs, if the worker was lost or Ctrl-C came
+        _remove(partial)  # the tenant's outputs, if the worker was lost or Ctrl-C came
     return ExportedPast(int(first.outputs), tokens)
+
+
+def _remove(partial: Path) -> None:
+    try:
+        partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise CommandFailed(
+            f"{partial} holds outputs of the tenant and cannot be removed: {error.strerror}; delete it"
+        ) from error
