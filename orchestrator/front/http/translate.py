@@ -24,7 +24,7 @@ from orchestrator.front.http.fields import (
     JsonSchemaFormat,
     StructuredOutputs,
 )
-from orchestrator.front.http.templated.special_marks import special_marks
+from orchestrator.front.http.templated.special_marks import parsed_marks, special_marks
 from outrider.v1 import common_pb2, generation_pb2
 from outrider.wire.codec import WHOLE_ANSWER_INTERVAL_MS, grammar_to_wire
 from outrider.wire.criteria import criterion_of
@@ -188,7 +188,9 @@ def _shown_ids(plan: ChatPlan | None, target: TargetModel) -> frozenset[int]:
     tokens = target.tokens
     if plan is None or tokens is None:
         return frozenset()
-    if (plan.order or plan.preamble) and target.chat is not None:
+    if plan.order and target.chat is not None:
+        return frozenset(parsed_marks(target).values())
+    if plan.preamble:
         return frozenset(special_marks(target).values())
     marks = set() if plan.thought is Thought.NONE else set(plan.marks)
     if (format_ := format_named(plan.format)) is not None:

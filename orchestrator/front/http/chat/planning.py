@@ -65,6 +65,8 @@ def _planned(asked: ChatRequest, rendered: Rendered) -> tuple[str, ChatPlan]:
         free = replace(free, preamble=_preamble(asked, free, format_, rendered))
         if form is _ClientFormat.JSON or thought is Thought.OPEN:
             return rendered.text, free if free.preamble else ChatPlan()
+        if free.preamble and rendered.response and _named_marks(rendered.response) is None:
+            return rendered.text, free  # the response template would leave the reasoning in the content
     if rendered.response and chosen.calling is not Calling.SURELY:
         return rendered.text, replace(free, order=_order(chosen, rendered))
     if chosen.calling is Calling.NEVER:
@@ -158,11 +160,16 @@ def _required(
 def thought_marks(template: str, response: str) -> ThoughtMarks | None:
     """The marks around reasoning, by the response template or else the usual ones; None: a chat template that
     has no such marks."""
+    marks = _named_marks(response) or THINK
+    return marks if marks.end in template else None
+
+
+def _named_marks(response: str) -> ThoughtMarks | None:
+    """The marks around reasoning that a response template names; None: it names none."""
     fields = json.loads(response).get("fields", {}) if response else {}
     named = [fields[name] for name in fields if name in REASONING]
     opens, closes = ([_first(field_.get(key)) for field_ in named] for key in ("open", "close"))
-    marks = ThoughtMarks(opens[0], closes[0]) if named and opens[0] and closes[0] else THINK
-    return marks if marks.end in template else None
+    return ThoughtMarks(opens[0], closes[0]) if named and opens[0] and closes[0] else None
 
 
 def _first(mark: object) -> str:
