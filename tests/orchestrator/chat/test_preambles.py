@@ -14,7 +14,7 @@ from orchestrator.front.http.chat.plan import ChatPlan
 from orchestrator.front.http.chat.planning import Rendered, planned
 from orchestrator.front.http.openai_format import ChatCompletionFormat
 from orchestrator.front.http.templated.known_templates import response_template
-from orchestrator.front.http.templated.special_marks import parsed_marks, special_marks
+from orchestrator.front.http.templated.special_marks import parsed_marks, special_marks, takes_preamble
 from outrider.tokens import ChatTemplate, TokenTable
 from speculative.grammar import Grammar
 from tests.conftest import writing_tokenizer
@@ -39,7 +39,9 @@ def plan_for(target: TargetModel, **form: Any) -> ChatPlan:
     request = ChatRequest.model_validate({"messages": [{"role": "user", "content": "hi"}], **form})
     source, response = target.chat.source, response_template(target.chat)
     prompt = source.partition("{#")[0]
-    return planned(request, Rendered(prompt, source, response, special_marks(target)))[1]
+    return planned(
+        request, Rendered(prompt, source, response, special_marks(target), takes_preamble(target))
+    )[1]
 
 
 @pytest.mark.parametrize("response", ["", NO_REASONING])
@@ -68,3 +70,19 @@ def test_the_marks_that_a_response_template_does_not_name_stay_hidden_from_its_p
     target = target_of("a:{# <think></think> #}", NO_REASONING)
     assert set(special_marks(target)) == {"<think>", "</think>"}
     assert not parsed_marks(target)
+
+
+@pytest.mark.parametrize("source", ["a:<think>\n{# </think> #}", "a:{# <think></think> #}"])
+@pytest.mark.parametrize("form", [CHOICE, {"response_format": {"type": "json_object"}}])
+def test_no_reasoning_that_could_not_end_precedes_a_format(source: str, form: dict[str, Any]) -> None:
+    target = target_of(source)
+    assert plan_for(target, **form).preamble
+    end = special_marks(target)["</think>"]
+    assert not plan_for(replace(target, eos_ids=frozenset((END, end))), **form).preamble
+
+
+def test_an_older_verifier_gets_no_preamble() -> None:
+    target = target_of("a:<think>\n{# </think> #}")
+    older = replace(target, request_fields=target.request_fields - {"grammar.preamble"})
+    assert plan_for(target, **CHOICE).preamble
+    assert plan_for(older, **CHOICE) == ChatPlan()

@@ -7,9 +7,13 @@ import pytest
 
 from outrider.tokens import TokenTable
 from outrider.v1 import common_pb2
+from outrider.wire.incoming.request_fields import REQUEST_FIELDS
 from tests.orchestrator.conftest import World
 from tests.orchestrator.front.test_http_completions import HI, PLAIN, asking, expected
 
+OPENED = "{{ messages | length }}<think>{# </think> #}"
+MARKED = "{{ messages | length }}{# <think></think> #}"
+OLDER = tuple(field for field in REQUEST_FIELDS if field != "grammar.preamble")
 PARTS = [{"type": "text", "text": "de"}, {"type": "text", "text": "f"}]
 
 
@@ -147,3 +151,33 @@ async def test_a_stream_goes_on_where_its_verifier_is_lost(
     assert text == expected(table, 10 if kind == "chat" else 3, 40)[1]
     assert all(verifier.opened for verifier in verifiers)
     assert next(one for one in verifiers if one.server is not None).opened[0].recovered
+
+
+@pytest.mark.parametrize("chat", [OPENED, MARKED])
+async def test_a_format_binds_at_once_where_all_verifiers_are_older_than_preambles(
+    world: World, table: TokenTable, chat: str
+) -> None:
+    async with asking(world, table, chat=chat, request_fields=OLDER) as (client, verifier, _):
+        answer = await client.chat.completions.create(
+            model="toy", messages=HI, max_tokens=8, response_format={"type": "json_object"}
+        )
+    assert answer.choices[0].message.content == expected(table, verifier.opened[0].prompt_length, 8)[1]
+    assert verifier.opened[0].grammar.json_object
+    assert not verifier.opened[0].grammar.preamble
+
+
+async def test_reasoning_precedes_a_format_where_one_verifier_is_new_enough(
+    world: World, table: TokenTable
+) -> None:
+    new = await world.verifier(tokens=table, chat=OPENED)
+    old = await world.verifier(tokens=table, chat=OPENED, request_fields=OLDER)
+    front = await world.front([new.address, old.address], http_bind="127.0.0.1:0")
+    for verifier in (new, old):
+        await world.until(lambda verifier=verifier: front.sample("peer_up", peer=verifier.address))
+    await world.ready(front)
+    async with openai.AsyncOpenAI(base_url=f"{front.http}/v1", api_key="any", max_retries=0) as client:
+        await client.chat.completions.create(
+            model="toy", messages=HI, max_tokens=8, response_format={"type": "json_object"}
+        )
+    assert new.opened[0].grammar.preamble
+    assert not old.opened

@@ -6,7 +6,7 @@ what clients send, and runs templates, is not to be trusted with more than text 
 
 import json
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from struct import Struct
 from typing import Any
@@ -38,6 +38,8 @@ class BodyTask:
     """Chat template of each served model, by the model's name; None: it has none."""
     special: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """By the model's name, the ids of the marks of its answers that are special tokens."""
+    preambles: Collection[str] = frozenset()
+    """Names of the models whose reasoning can precede an answer in a client's format."""
 
 
 def task_head(task: BodyTask) -> bytes:
@@ -46,6 +48,7 @@ def task_head(task: BodyTask) -> bytes:
         {"kind": task.kind, "size": task.size, "bounds": asdict(task.bounds)}
         | {"templates": {name: held and astuple(held) for name, held in task.templates.items()}}
         | {"special": {name: dict(ids) for name, ids in task.special.items()}}
+        | {"preambles": list(task.preambles)}
     )
 
 
@@ -56,9 +59,8 @@ def task_from_head(data: bytes) -> BodyTask:
         name: None if held is None else ChatTemplate(str(held[0]), dict(held[1]), str(held[2]))
         for name, held in head["templates"].items()
     }
-    return BodyTask(
-        BodyKind(head["kind"]), head["size"], BodyBounds(**head["bounds"]), templates, head["special"]
-    )
+    bounds, preambles = BodyBounds(**head["bounds"]), frozenset(head["preambles"])
+    return BodyTask(BodyKind(head["kind"]), head["size"], bounds, templates, head["special"], preambles)
 
 
 def answer(value: object, read: ReadBody) -> Iterator[bytes]:

@@ -119,7 +119,8 @@ def _renderer(task: BodyTask) -> Render:
             )
         with _within(RENDER_S, "the chat template cannot take these messages: it", "messages"):
             text = render_conversation(template.source, template.tokens, conversation)
-            return Rendered(text, template.source, template.response, task.special.get(name, {}))
+            special = task.special.get(name, {})
+            return Rendered(text, template.source, template.response, special, name in task.preambles)
 
     return render
 

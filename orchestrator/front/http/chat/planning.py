@@ -34,6 +34,8 @@ class Rendered:
     """The response template of the checkpoint or of its family as JSON; empty: none can be used here."""
     special: Mapping[str, int] = field(default_factory=dict)
     """Ids of the marks of the answer that are special tokens."""
+    takes_preamble: bool = True
+    """Whether the model's reasoning can precede an answer in the client's format."""
 
 
 def planned(asked: ChatRequest, rendered: Rendered) -> tuple[str, ChatPlan]:
@@ -112,10 +114,10 @@ def _client_format(asked: ChatRequest, marks: ThoughtMarks) -> _ClientFormat:
 def _preamble(asked: ChatRequest, free: ChatPlan, format_: CallFormat | None, rendered: Rendered) -> str:
     """The grammar of the reasoning before the client's own format.
 
-    Empty also where the client wants none, which some templates ignore, and where reasoning is a message of
-    its own: the answer's message would need a head behind it.
+    Empty also where the model can have none, where the client wants none, which some templates ignore, and
+    where reasoning is a message of its own: the answer's message would need a head behind it.
     """
-    if asked.variables().get("enable_thinking") is False:
+    if not rendered.takes_preamble or asked.variables().get("enable_thinking") is False:
         return ""
     if format_ is not None and format_.tags is not None and format_.tags.thought:
         return ""

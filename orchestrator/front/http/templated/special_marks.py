@@ -27,6 +27,19 @@ def parsed_marks(target: TargetModel) -> Mapping[str, int]:
     return _among(target, _parsed(target))
 
 
+def takes_preamble(target: TargetModel) -> bool:
+    """Whether reasoning can precede an answer in a client's format.
+
+    Not where the verifier is too old for a grammar with a preamble, nor where the end mark of the reasoning
+    ends the answer, too.
+    """
+    if target.chat is None or target.tokens is None or "grammar.preamble" not in target.request_fields:
+        return False
+    marks = thought_marks(target.chat.source, response_template(target.chat))
+    ends = filter(None, map(target.tokens.token, target.eos_ids))
+    return marks is not None and not any(end in marks.end for end in ends)
+
+
 def _parsed(target: TargetModel) -> str:
     response = "" if target.chat is None else response_template(target.chat)
     return marks_of(response) if response else ""
