@@ -22,6 +22,7 @@ from verifier_service.grammar.library import MatcherFactory
 
 END = 1
 NO_REASONING = json.dumps({"start_anchor": "a:", "fields": {"content": {}}})
+GLM = "a:{# <think></think> <|assistant|><tool_call> <arg_key>a</arg_key>\n<arg_value>b</arg_value> #}"
 CHOICE = {"structured_outputs": {"choice": [" yes", "no"]}}
 
 
@@ -51,6 +52,8 @@ def plan_for(target: TargetModel, **form: Any) -> ChatPlan:
         ("a:<think>\n{# </think> #}", "hm</think>\n\n yes"),
         ("a:{# <think></think> #}", "<think>hm</think> yes"),
         ("a:{# <think></think> #}", " yes"),
+        (GLM, "\n<think>hm</think>\n yes"),
+        (GLM, "<think>hm</think>\n yes"),
     ],
 )
 def test_reasoning_ends_where_its_marks_are_special_tokens(response: str, source: str, written: str) -> None:

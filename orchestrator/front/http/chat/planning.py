@@ -119,9 +119,11 @@ def _preamble(asked: ChatRequest, free: ChatPlan, format_: CallFormat | None, re
     """
     if not rendered.takes_preamble or asked.variables().get("enable_thinking") is False:
         return ""
-    if format_ is not None and format_.tags is not None and format_.tags.thought:
+    tags = None if format_ is None else format_.tags
+    if tags is not None and tags.thought:
         return ""
-    return thoughts_grammar(free.thought, free.marks, rendered.special)
+    lead = "" if tags is None else tags.lead
+    return thoughts_grammar(free.thought, free.marks, rendered.special, lead)
 
 
 def _order(chosen: ChosenTools, rendered: Rendered) -> str:

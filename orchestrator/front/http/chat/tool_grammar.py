@@ -63,11 +63,15 @@ def calls_grammar(
 
 
 def thoughts_grammar(
-    thought: Thought, marks: ThoughtMarks = THINK, special: Mapping[str, int] = _NO_IDS
+    thought: Thought, marks: ThoughtMarks = THINK, special: Mapping[str, int] = _NO_IDS, lead: str = ""
 ) -> str:
-    """The grammar of the reasoning at the beginning of an answer; empty for an answer that has none."""
+    """The grammar of the reasoning at the beginning of an answer; empty for an answer that has none.
+
+    Args:
+        lead: text that may stand before the begin mark.
+    """
     writer = GrammarWriter(special)
-    thoughts = _thoughts(thought, marks, writer)
+    thoughts = _thoughts(thought, marks, writer, lead=lead)
     return writer.text(thoughts.rstrip()) if thoughts else ""
 
 
@@ -108,10 +112,15 @@ def _json_call(format_: CallFormat, writer: GrammarWriter, name: str, parameters
     return writer.rule(f"{writer.literal(head)} {writer.json(parameters)} {writer.literal(tail)}")
 
 
-def _thoughts(thought: Thought, marks: ThoughtMarks, writer: GrammarWriter, behind: str = "") -> str:
+def _thoughts(
+    thought: Thought, marks: ThoughtMarks, writer: GrammarWriter, behind: str = "", lead: str = ""
+) -> str:
     if thought is Thought.NONE:
         return ""
     rule = writer.thought(marks.end)
     if behind:
         rule = f"{rule} {writer.literal(behind)}"
-    return f"{rule} " if thought is Thought.OPEN else f"({writer.literal(marks.begin)} {rule})? "
+    if thought is Thought.OPEN:
+        return f"{rule} "
+    before = f"{json.dumps(lead)}? " if lead else ""
+    return f"({before}{writer.literal(marks.begin)} {rule})? "
