@@ -200,6 +200,8 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type":
         {"structured_outputs": {"regex": "[0-9]{4}"}},
         {"structured_outputs": {"choice": ["yes", "no"]}},
         {"structured_outputs": {"grammar": 'start: "yes" | "no"'}},
+        {"structured_outputs": {"grammar": "start: /<[a-z]+>/ /<[0-9]>/"}},
+        {"structured_outputs": {"grammar": 'start: "<[7]>" // <[7]>'}},
     ],
 )
 def test_reasoning_that_the_prompt_opens_precedes_the_client_s_format(form: dict[str, Any]) -> None:

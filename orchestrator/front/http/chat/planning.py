@@ -1,6 +1,7 @@
 """Plans the answer to a conversation: from the request, the chat template and the rendered prompt. Pure."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -21,6 +22,10 @@ from orchestrator.front.http.chat.tool_grammar import CalledFunction, calls_gram
 from orchestrator.front.http.field_faults import FieldRefused
 from orchestrator.front.http.fields import JsonObjectFormat, JsonSchemaFormat
 from orchestrator.front.http.templated.parse_order import REASONING, parse_order
+
+_LITERALS = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/')
+"""Strings, comments and regular expressions of a Lark grammar, which name no special token."""
+_SPECIAL_ID = re.compile(r"<\[\d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +112,8 @@ def _client_format(asked: ChatRequest, marks: ThoughtMarks) -> _ClientFormat:
     written = "\n".join((regex, grammar, *(structured.choice or ())))
     if not written.strip():
         return _ClientFormat.JSON
-    ends_thought = marks.end in written.replace("\\", "") or "<[" in grammar  # by its text or by its id
-    return _ClientFormat.WHOLE if ends_thought else _ClientFormat.TEXT
+    by_text, by_id = marks.end in written.replace("\\", ""), _SPECIAL_ID.search(_LITERALS.sub("", grammar))
+    return _ClientFormat.WHOLE if by_text or by_id else _ClientFormat.TEXT
 
 
 def _preamble(asked: ChatRequest, free: ChatPlan, format_: CallFormat | None, rendered: Rendered) -> str:
