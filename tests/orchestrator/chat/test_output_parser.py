@@ -105,6 +105,19 @@ def test_a_recorded_output_is_read_however_it_is_cut(name: str, size: int) -> No
     assert parsed(plan, text, size) == expected
 
 
+@pytest.mark.parametrize("size", [1, 2, 9_999])
+@pytest.mark.parametrize(
+    ("written", "content"),
+    [("\n\n yes", " yes"), ("\n\tyes\n", "\tyes\n"), (" \nyes", " \nyes"), ("\n\n\n", "\n"), ("\n", "")],
+)
+def test_content_in_a_client_s_format_keeps_its_white_space(size: int, written: str, content: str) -> None:
+    plan = ChatPlan(thought=Thought.OPEN, preamble="start: /x/")
+    assert parsed(plan, f"hm\n</think>{written}", size) == Parsed(content, "hm")
+    possible = ChatPlan(thought=Thought.POSSIBLE, preamble="start: /x/")
+    assert parsed(possible, f"<think>hm</think>{written}", size) == Parsed(content, "hm")
+    assert parsed(possible, written, size) == Parsed(written)
+
+
 @pytest.mark.parametrize("size", [1, 3, 99_999])
 @pytest.mark.parametrize(("plan", "text"), IN_TEXT, ids=[text[:30] for _, text in IN_TEXT])
 def test_what_is_no_call_stays_content_to_the_letter(plan: ChatPlan, text: str, size: int) -> None:

@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from orchestrator.front.http.chat.plan import LINE_ENDS
+
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """Spaces of JSON as models were trained to write them: free white space would be a trap for weak models."""
 
@@ -77,9 +79,9 @@ class GrammarWriter:
     def thought(self, mark: str) -> str:
         """A rule for reasoning up to its end mark, the mark, and the line ends behind it."""
         if mark in self._special:
-            return self.rule(rf"/(?s:.*)/ {self.literal(mark)} /\n{{0,2}}/")
+            return self.rule(rf"/(?s:.*)/ {self.literal(mark)} /\n{{0,{LINE_ENDS}}}/")
         name = self._once("reasoning", f"[lazy]: /(?s:.*){escaped(mark)}/")
-        return self.rule(rf"{name} /\n{{0,2}}/")
+        return self.rule(rf"{name} /\n{{0,{LINE_ENDS}}}/")
 
     def json(self, schema: Mapping[str, Any]) -> str:
         """A rule for JSON by a schema."""

@@ -17,7 +17,7 @@ from orchestrator.front.http.chat.families import (
     Layout,
     format_named,
 )
-from orchestrator.front.http.chat.plan import ChatPlan, Thought
+from orchestrator.front.http.chat.plan import LINE_ENDS, ChatPlan, Thought
 from orchestrator.front.http.strict_json import STRICT
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -71,6 +71,11 @@ class OutputParser:
         """White space that is dropped if a call or the end of reasoning follows, and content otherwise."""
         self._trimming = False
         """Whether white space is dropped until other text follows."""
+        self._keeps_space = bool(plan.preamble)
+        """Whether only the line ends of the preamble are dropped behind the reasoning: a client's format may
+        begin with white space."""
+        self._line_ends = 0
+        """How many line ends may still be dropped."""
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[ParsedCall] = []
@@ -112,6 +117,7 @@ class OutputParser:
         return parsed
 
     def _at_start(self, text: str) -> str | None:
+        text = self._without_line_ends(text)
         bare = text.lstrip()
         self._say(text[: len(text) - len(bare)])
         if not bare:
@@ -129,6 +135,13 @@ class OutputParser:
         self._state = _State.CALL if is_call else _State.TEXT
         return bare
 
+    def _without_line_ends(self, text: str) -> str:
+        while self._line_ends and text.startswith("\n"):
+            text, self._line_ends = text[1:], self._line_ends - 1
+        if text:
+            self._line_ends = 0
+        return text
+
     def _in_text(self, text: str) -> str | None:
         before, found, after = self._until(text, self._begin)
         self._say(before)
@@ -143,7 +156,8 @@ class OutputParser:
         if not found:
             return None
         self._space.clear()
-        self._state, self._trimming, self._may_think = _State.START, True, False
+        self._state, self._may_think = _State.START, False
+        self._trimming, self._line_ends = not self._keeps_space, LINE_ENDS if self._keeps_space else 0
         return after
 
     def _in_call(self, text: str) -> str | None:

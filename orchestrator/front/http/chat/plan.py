@@ -5,6 +5,9 @@ from enum import StrEnum
 
 from orchestrator.front.http.chat.families import THINK, ThoughtMarks
 
+LINE_ENDS = 2
+"""Line ends that may stand between the end of the reasoning and a text that a grammar describes."""
+
 
 class Thought(StrEnum):
     """Where an answer's reasoning is."""

@@ -72,8 +72,10 @@ def _planned(asked: ChatRequest, rendered: Rendered) -> tuple[str, ChatPlan]:
         free = replace(free, preamble=_preamble(asked, free, format_, rendered))
         if form is _ClientFormat.JSON or thought is Thought.OPEN:
             return rendered.text, free if free.preamble else ChatPlan()
-        if free.preamble and rendered.response and _named_marks(rendered.response) is None:
-            return rendered.text, free  # the response template would leave the reasoning in the content
+        calls = chosen.calling is not Calling.NEVER
+        if free.preamble and rendered.response and not (calls and _named_marks(rendered.response)):
+            # The response template would trim the content, or leave the reasoning in it.
+            return rendered.text, free
     if rendered.response and chosen.calling is not Calling.SURELY:
         return rendered.text, replace(free, order=_order(chosen, rendered))
     if chosen.calling is Calling.NEVER:
