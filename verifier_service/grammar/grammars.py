@@ -75,7 +75,7 @@ class Grammars:
     async def _built(self, factory: MatcherFactory, grammar: Grammar, generated: Sequence[int]) -> Matcher:
         # Apart: the walk through a preamble would not come as far as the text, whose verdict may be known.
         for name, part in grammar.parts().items():
-            if fault := await asyncio.shield(self._verdict(part)):
+            if fault := await asyncio.shield(self._verdict(part, name)):
                 raise InvalidRequest(f"{name} cannot be used: {fault}")
         if self._building >= _MOST_BUILDING:
             raise Overloaded(f"{self._building} sessions wait for their grammars", _RETRY_AFTER_S)
@@ -86,12 +86,12 @@ class Grammars:
         finally:
             self._building -= 1
 
-    def _verdict(self, grammar: Grammar) -> asyncio.Future[str]:
+    def _verdict(self, grammar: Grammar, name: str) -> asyncio.Future[str]:
         known = self._verdicts.get(grammar)
         if known is not None:
             self._verdicts.move_to_end(grammar)
             return known
-        text = for_trial(written(grammar))
+        text = for_trial(written(grammar, name))
         if self._in_trial >= _MOST_WAITING:
             raise Overloaded(f"{self._in_trial} grammars wait to be compiled", _RETRY_AFTER_S)
         self._in_trial += 1

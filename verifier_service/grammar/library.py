@@ -29,15 +29,19 @@ _SPECIAL_ID = re.compile(r"<\[(\d{1,9})\]>")
 """A special token in a Lark grammar."""
 
 
-def written(grammar: Grammar) -> str:
-    """The grammar in the library's language. Raises InvalidRequest for a grammar that has no such form."""
+def written(grammar: Grammar, name: str = "") -> str:
+    """The grammar in the library's language. Raises InvalidRequest for a grammar that has no such form.
+
+    Args:
+        name: what requests call a grammar that is one part of theirs; empty: its kind.
+    """
     if not grammar.preamble:
-        return _OPTIONS + _rules(grammar)
-    before, text = map(_rules, grammar.parts().values())
+        return _OPTIONS + _rules(grammar, name or grammar.kind)
+    before, text = (_rules(part, part_name) for part_name, part in grammar.parts().items())
     return f"{_OPTIONS}start: before text\nbefore: %lark {{\n{before}\n}}\ntext: %lark {{\n{text}\n}}"
 
 
-def _rules(grammar: Grammar) -> str:
+def _rules(grammar: Grammar, name: str) -> str:
     """The rules of a grammar without preamble, from the rule `start` on."""
     match grammar.kind:
         case GrammarKind.JSON_OBJECT:
@@ -56,24 +60,24 @@ def _rules(grammar: Grammar) -> str:
             # A terminal, so that the lexer sees all texts at once, even if many texts begin alike.
             return f"start: CHOICE\nCHOICE: {' | '.join(map(json.dumps, grammar.texts()))}"
         case GrammarKind.LARK:
-            return _lark(grammar.text)
+            return _lark(grammar.text, name)
 
 
-def _lark(text: str) -> str:
+def _lark(text: str, name: str) -> str:
     """A client's grammar, checked for options of the server and for special tokens."""
     if "%llguidance" in text:
-        raise InvalidRequest("lark has %llguidance, which only the server may set; leave it out")
+        raise InvalidRequest(f"{name} has %llguidance, which only the server may set; leave it out")
     bare = _LITERALS.sub("", text)
     if special := re.search(r"<(?!\[\d{1,9}\]>)[^\s>]*>", bare):
         raise InvalidRequest(
-            f"lark has {special[0][:80]}: special tokens have no text that could match; write a special "
+            f"{name} has {special[0][:80]}: special tokens have no text that could match; write a special "
             "token as <[ID]>, or leave it out"
         )
     if "temperature" in bare:
-        raise InvalidRequest("lark has temperature; set the request's temperature instead")
+        raise InvalidRequest(f"{name} has temperature; set the request's temperature instead")
     if not re.search(r"^\s*start\b", text, re.MULTILINE):
         gbnf = "; the text looks like GBNF, which is another language" if "::=" in text else ""
-        raise InvalidRequest(f"lark has no rule `start`, with which a grammar begins{gbnf}")
+        raise InvalidRequest(f"{name} has no rule `start`, with which a grammar begins{gbnf}")
     return text
 
 
@@ -108,8 +112,8 @@ class MatcherFactory:
 
         Raises InvalidRequest where the grammar allows no text, or not these tokens.
         """
-        for part in grammar.parts().values():
-            self._check_special(part)
+        for name, part in grammar.parts().items():
+            self._check_special(part, name)
         made, ahead = (self._compiled(grammar) for _ in range(2))
         for number, token in enumerate(generated):
             made.compute_bitmask()
@@ -129,17 +133,23 @@ class MatcherFactory:
     def _compiled(self, grammar: Grammar) -> LLMatcher:
         made = matcher(self._tokenizer, written(grammar))
         if made.is_error():
-            raise InvalidRequest(f"{grammar.kind} cannot be used: {readable(made.get_error())}")
+            for name, part in grammar.parts().items():  # apart, by the lines of the client's own text
+                alone = matcher(self._tokenizer, written(part, name))
+                if alone.is_error():
+                    raise InvalidRequest(f"{name} cannot be used: {readable(alone.get_error())}")
+            raise InvalidRequest(
+                f"{' and '.join(grammar.parts())} cannot be used together: {readable(made.get_error())}"
+            )
         return made
 
-    def _check_special(self, grammar: Grammar) -> None:
+    def _check_special(self, grammar: Grammar, name: str) -> None:
         if grammar.kind is not GrammarKind.LARK:
             return
         for id_ in map(int, _SPECIAL_ID.findall(_LITERALS.sub("", grammar.text))):
             if id_ not in self._special_ids:
                 raise InvalidRequest(
-                    f"lark has <[{id_}]>, but {id_} is no special token that may stand in a text; use the id "
-                    "of another special token, or leave it out"
+                    f"{name} has <[{id_}]>, but {id_} is no special token that may stand in a text; use the "
+                    "id of another special token, or leave it out"
                 )
 
 

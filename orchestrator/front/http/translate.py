@@ -176,11 +176,10 @@ def renamed(error: InvalidRequest, body: GenerationFields | None) -> InvalidRequ
     if isinstance(body, ChatFields) and message.startswith("lark") and body.structured_outputs is None:
         return FieldRefused("tools", f"the grammar of the tools' calls cannot be used: {message}")
     structured = body is not None and body.structured_outputs is not None
-    return (
-        FieldRefused("structured_outputs", message)
-        if structured and param_of(message) == "response_format"
-        else error
-    )
+    form = "structured_outputs" if structured else "response_format"
+    if message.startswith("preamble"):  # of the front's own making
+        return FieldRefused(form, f"the reasoning before the format cannot be constrained: {message}")
+    return FieldRefused(form, message) if structured and param_of(message) == "response_format" else error
 
 
 def _shown_ids(plan: ChatPlan | None, target: TargetModel) -> frozenset[int]:

@@ -8,6 +8,7 @@ import pytest
 from outrider.tokens import TokenTable
 from outrider.v1 import common_pb2
 from outrider.wire.incoming.request_fields import REQUEST_FIELDS
+from speculative.errors import InvalidRequest
 from tests.orchestrator.conftest import World
 from tests.orchestrator.front.test_http_completions import HI, PLAIN, asking, expected
 
@@ -100,8 +101,6 @@ async def test_forms_that_vllm_names_reach_the_verifier(
 async def test_a_schema_that_a_verifier_refuses_is_named_as_the_body_names_it(
     world: World, table: TokenTable, field: str
 ) -> None:
-    from speculative.errors import InvalidRequest
-
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
     body = {field: form if field == "response_format" else {"json": {}}}
     refusal = InvalidRequest("json_schema cannot be used: uniqueItems is not possible")
@@ -110,6 +109,19 @@ async def test_a_schema_that_a_verifier_refuses_is_named_as_the_body_names_it(
             with pytest.raises(openai.BadRequestError, match="uniqueItems") as refused:
                 await client.completions.create(model="toy", prompt="abc", stream=stream, extra_body=body)
             assert refused.value.param == field
+
+
+@pytest.mark.parametrize(
+    "body", [{"response_format": {"type": "json_object"}}, {"structured_outputs": {"regex": "a"}}]
+)
+async def test_a_preamble_that_a_verifier_refuses_is_named_by_the_format_behind_it(
+    world: World, table: TokenTable, body: dict[str, Any]
+) -> None:
+    refusal = InvalidRequest("preamble has <[7]>, but 7 is no special token")
+    async with asking(world, table, chat=OPENED, refusal=refusal) as (client, _, _):
+        with pytest.raises(openai.BadRequestError, match=r"reasoning before the format.*<\[7\]>") as refused:
+            await client.chat.completions.create(model="toy", messages=HI, extra_body=body)
+    assert [refused.value.param] == list(body)
 
 
 async def test_only_a_stream_gets_a_message_a_round(world: World, table: TokenTable) -> None:

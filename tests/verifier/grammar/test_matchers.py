@@ -348,6 +348,35 @@ BAD = {
     "an explosion": (regex("a?" * 1000 + "a" * 1000), "too many expressions"),
 }
 
+FAULTS = {
+    "preamble has <x>: special tokens": replace(regex("a"), preamble="start: <x>"),
+    "preamble has %llguidance": replace(lark("start: /a/"), preamble="%llguidance {}\nstart: /a/"),
+    "preamble has temperature": replace(OBJECT, preamble="start: x\nx[temperature=0.5]: /a/"),
+    "preamble has no rule `start`": replace(SUM, preamble="begin: /a/"),
+    f"preamble has <[{EOS}]>, but": replace(COLOURS, preamble=f"start: <[{EOS}]>"),
+    "preamble cannot be used: line 3, column 6: lexer error": replace(
+        regex("a"), preamble='start: x\n\nx: "a'
+    ),
+    "regex cannot be used: unclosed group": replace(regex("(("), preamble=THOUGHT),
+    "lark has <x>: special tokens": replace(lark("start: <x>"), preamble=THOUGHT),
+    f"lark has <[{EOS}]>, but": replace(lark(f"start: <[{EOS}]>"), preamble=THOUGHT),
+    "lark cannot be used: line 3, column 6: lexer error": replace(
+        lark('start: x\n\nx: "a'), preamble=THOUGHT
+    ),
+}
+"""Faults of one part of a grammar: the message names the part, and lines count from its own first one."""
+
+
+@pytest.mark.parametrize("says", FAULTS)
+async def test_a_fault_is_told_of_the_part_that_has_it(
+    tokens: TokenTable, factory: MatcherFactory, says: str
+) -> None:
+    async with serving(tokens) as grammars:
+        with pytest.raises(InvalidRequest, match=f"^{re.escape(says)}"):
+            await verdict(grammars, FAULTS[says])
+    with pytest.raises(InvalidRequest, match=f"^{re.escape(says)}"):
+        factory.matcher(FAULTS[says], ())
+
 
 @asynccontextmanager
 async def serving(tokens: TokenTable | None, end_ids: tuple[int, ...] = (EOS,)) -> AsyncIterator[Grammars]:
