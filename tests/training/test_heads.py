@@ -193,9 +193,9 @@ def test_what_cannot_be_trained_is_refused_by_name(
 
 def test_a_work_folder_of_another_run_is_refused_by_what_differs(options: DistilOptions) -> None:
     distil(options, TEXTS, quiet)
-    with pytest.raises(InvalidRequest, match="another text"):
+    with pytest.raises(InvalidRequest, match="the text has changed"):
         distil(options, TEXTS[1:], quiet)
-    with pytest.raises(InvalidRequest, match="steps 6, now 7"):
+    with pytest.raises(InvalidRequest, match="--steps was 6 then and is 7 now"):
         distil(replace(options, steps=7), TEXTS, quiet)
 
 

@@ -152,7 +152,7 @@ def _difference(name: str, was: object, now: object) -> str:
     if name == "target":
         return "--target has other weights than then"
     if name == "text":
-        return "the text is another"
+        return "the text has changed since"
     return f"{flag} was {was} then and is {now} now"
 
 
