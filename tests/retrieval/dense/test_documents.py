@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from outrider.folder_lock import FolderInUse
 from retrieval_service.dense.documents import DocumentLimits, Documents
 from retrieval_service.dense.embeddings import TableEmbedder, Vectors
 from retrieval_service.dense.errors import EmbeddingsFailed, LibraryMismatch
-from retrieval_service.dense.index import Kind, VectorIndex
+from retrieval_service.dense.index import VectorIndex
 from retrieval_service.dense.library import DocumentLibrary
 from retrieval_service.dense.storage import write_scope
 from speculative.errors import Overloaded, Unavailable
+from tests.retrieval.dense.held import Held
 
 WAIT_S = 20.0
 LIMITS = DocumentLimits(tokens=100, tokens_of_tenant=60)
@@ -93,39 +93,27 @@ def test_nobody_waits_for_documents_that_are_being_embedded(
 def test_nobody_waits_for_an_index_that_is_built_anew_without_what_was_removed(
     documents: Documents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    building, go_on = threading.Event(), threading.Event()
-    build = VectorIndex.build
-
-    def slow(vectors: NDArray[np.floating[Any]], kind: Kind) -> VectorIndex:
-        building.set()
-        assert go_on.wait(WAIT_S)
-        return build(vectors, kind)
+    build = Held(VectorIndex.build)
 
     documents.add("a", [("one", [1] * 16), ("two", [2] * 16)])
     documents.add("b", [("one", [1] * 16)])
-    monkeypatch.setattr(VectorIndex, "build", slow)
+    monkeypatch.setattr(VectorIndex, "build", build)
     with ThreadPoolExecutor() as pool:
         try:
             removing = pool.submit(documents.remove, "a", ["one"])
-            assert building.wait(WAIT_S)
+            assert build.begun.wait(WAIT_S)
             assert pool.submit(documents.add, "b", [("two", [2] * 16)]).result(WAIT_S / 4) == 2
             assert pool.submit(documents.remove, "c", []).result(WAIT_S / 4) == 0
             assert not removing.done()
         finally:
-            go_on.set()
+            build.go_on.set()
         assert removing.result(WAIT_S) == 1
 
 
 def test_nobody_waits_to_save_while_another_ones_index_is_built_anew(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    building, go_on = threading.Event(), threading.Event()
-    build = VectorIndex.build
-
-    def slow(vectors: NDArray[np.floating[Any]], kind: Kind) -> VectorIndex:
-        building.set()
-        assert go_on.wait(WAIT_S)
-        return build(vectors, kind)
+    build = Held(VectorIndex.build)
 
     def saved() -> dict[str, list[str]]:
         library = DocumentLibrary.load(tmp_path, server, "digest")
@@ -136,15 +124,15 @@ def test_nobody_waits_to_save_while_another_ones_index_is_built_anew(
             documents.add(owner, [(name, [1] * 16)])
             documents.save(owner)
         with monkeypatch.context() as slowly:
-            slowly.setattr(VectorIndex, "build", slow)
+            slowly.setattr(VectorIndex, "build", build)
             try:
                 removing = pool.submit(documents.remove, "a", ["one"])
-                assert building.wait(WAIT_S)
+                assert build.begun.wait(WAIT_S)
                 documents.add("b", [("two", [2] * 16)])
                 pool.submit(documents.save, "b").result(WAIT_S / 4)
                 assert pool.submit(documents.remove, "c", []).result(WAIT_S / 4) == 1
             finally:
-                go_on.set()
+                build.go_on.set()
         assert removing.result(WAIT_S) == 1
         assert saved() == {"a": ["two"], "b": ["one", "two"], "c": []}
 
@@ -198,27 +186,21 @@ def test_a_folder_belongs_to_one_worker_until_it_ends(server: Server, tmp_path: 
 def test_a_folder_is_released_only_when_the_last_save_has_ended(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writing, go_on = threading.Event(), threading.Event()
-
-    def slow(*given: Any) -> Any:
-        writing.set()
-        assert go_on.wait(WAIT_S)
-        return write_scope(*given)
-
+    write = Held(write_scope)
     documents = Documents(server, "digest", tmp_path, LIMITS)
     documents.add("a", [("one", [1, 2, 3])])
-    monkeypatch.setattr("retrieval_service.dense.saving.write_scope", slow)
+    monkeypatch.setattr("retrieval_service.dense.saving.write_scope", write)
     with ThreadPoolExecutor() as pool:
         try:
             saving = pool.submit(documents.save, "a")
-            assert writing.wait(WAIT_S)
+            assert write.begun.wait(WAIT_S)
             documents.close(timeout=0)
             with pytest.raises(FolderInUse):
                 Documents(server, "digest", tmp_path, LIMITS)
             with pytest.raises(Unavailable, match="is closed"):
                 documents.save("a")
         finally:
-            go_on.set()
+            write.go_on.set()
         saving.result(WAIT_S)
     again = Documents(server, "digest", tmp_path, LIMITS)
     assert again.near.count == 1

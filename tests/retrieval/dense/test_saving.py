@@ -15,6 +15,7 @@ from retrieval_service.dense.embeddings import TableEmbedder
 from retrieval_service.dense.index import Sizes
 from retrieval_service.dense.library import Chunking, DocumentLibrary
 from retrieval_service.dense.manifest import MANIFEST, read_manifest
+from tests.retrieval.dense.held import SteppingDisk
 
 CHUNKING = Chunking(window=8, stride=4)
 SIZES = Sizes(flat=20, hnsw=60)
@@ -38,36 +39,16 @@ def unnamed(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} - named - {MANIFEST, f"{MANIFEST}.tmp"}
 
 
-class FullOnce(Disk):
-    """A Disk whose n-th change fails, as on a full disk that has room again afterwards."""
+class FullOnce(SteppingDisk):
+    """A disk whose n-th change fails, as on a full disk that has room again afterwards."""
 
     def __init__(self, change: int) -> None:
         self.left = change
 
-    def _step(self) -> None:
+    def step(self) -> None:
         self.left -= 1
         if self.left == -1:
             raise OSError(errno.ENOSPC, "No space left on device")
-
-    def create(self, path: Path) -> BinaryIO:
-        self._step()
-        return super().create(path)
-
-    def write(self, file: BinaryIO, data: bytes | bytearray | memoryview) -> None:
-        self._step()
-        super().write(file, data)
-
-    def sync_folder(self, path: Path) -> None:
-        self._step()
-        super().sync_folder(path)
-
-    def rename(self, path: Path, to: Path) -> None:
-        self._step()
-        super().rename(path, to)
-
-    def remove(self, path: Path) -> None:
-        self._step()
-        super().remove(path)
 
 
 @pytest.mark.parametrize("change", [lambda one: one.remove("a", "0"), lambda one: one.add("a", [("9", [9])])])

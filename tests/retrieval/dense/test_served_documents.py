@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from outrider.v1 import retrieval_pb2, retrieval_pb2_grpc
 from outrider.wire.channel import open_channel
@@ -19,7 +17,7 @@ from outrider.wire.incoming.unparsed import unparsed
 from retrieval_service.catalogue import Catalogue, scope
 from retrieval_service.dense.documents import DocumentLimits, Documents
 from retrieval_service.dense.embeddings import TableEmbedder
-from retrieval_service.dense.index import Kind, VectorIndex
+from retrieval_service.dense.index import VectorIndex
 from retrieval_service.dense.library import DocumentLibrary
 from retrieval_service.dense.storage import write_scope
 from retrieval_service.loading import Loaded
@@ -27,24 +25,12 @@ from retrieval_service.server import CHANGES_AT_ONCE, RetrievalServer
 from retrieval_service.settings import RetrievalSettings
 from retrieval_service.store import CorpusStore
 from tests.in_time import in_time
+from tests.retrieval.dense.held import Held
 
 WAIT_S = 60.0
 MORE_THAN_THREADS = 33
 """asyncio has 32 threads at most."""
 GIVEN_UP_S = 0.3
-
-
-class SlowBuilds:
-    """Indexes take until `go_on` is set."""
-
-    def __init__(self) -> None:
-        self.begun, self.go_on = threading.Event(), threading.Event()
-        self._build = VectorIndex.build
-
-    def build(self, vectors: NDArray[np.floating[Any]], kind: Kind) -> VectorIndex:
-        self.begun.set()
-        assert self.go_on.wait(WAIT_S)
-        return self._build(vectors, kind)
 
 
 class NoSessions:
@@ -79,13 +65,13 @@ class Client:
 
 
 @pytest.fixture
-def slow_builds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], SlowBuilds]]:
-    """Begins to build slowly."""
-    made: list[SlowBuilds] = []
+def slow_builds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Held]]:
+    """Holds up builds of indexes from its call on."""
+    made: list[Held] = []
 
-    def begin() -> SlowBuilds:
-        made.append(SlowBuilds())
-        monkeypatch.setattr(VectorIndex, "build", made[-1].build)
+    def begin() -> Held:
+        made.append(Held(VectorIndex.build))
+        monkeypatch.setattr(VectorIndex, "build", made[-1])
         return made[-1]
 
     yield begin
@@ -119,7 +105,7 @@ async def cancelled(call: Any) -> None:
 
 
 async def test_calls_of_a_tenant_whose_index_is_built_anew_leave_threads_to_the_others(
-    client: Client, slow_builds: Callable[[], SlowBuilds]
+    client: Client, slow_builds: Callable[[], Held]
 ) -> None:
     slow = slow_builds()
     calls = [client.remove("a", "first")]
@@ -132,7 +118,7 @@ async def test_calls_of_a_tenant_whose_index_is_built_anew_leave_threads_to_the_
 
 
 async def test_changes_that_take_long_leave_threads_to_calls_that_do_not(
-    client: Client, slow_builds: Callable[[], SlowBuilds]
+    client: Client, slow_builds: Callable[[], Held]
 ) -> None:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     slow = slow_builds()
@@ -144,7 +130,7 @@ async def test_changes_that_take_long_leave_threads_to_calls_that_do_not(
 
 
 async def test_calls_that_are_given_up_leave_threads_to_the_others(
-    client: Client, slow_builds: Callable[[], SlowBuilds]
+    client: Client, slow_builds: Callable[[], Held]
 ) -> None:
     slow = slow_builds()
     for _ in range(CHANGES_AT_ONCE):  # one after another, as if somebody tried again
@@ -158,23 +144,17 @@ async def test_calls_that_are_given_up_leave_threads_to_the_others(
 async def test_forgetting_that_is_given_up_leaves_threads_to_the_others(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writing, go_on = threading.Event(), threading.Event()
-
-    def slow(*given: Any) -> Any:
-        writing.set()
-        assert go_on.wait(WAIT_S)
-        return write_scope(*given)
-
+    write = Held(write_scope)
     with monkeypatch.context() as slowly:
-        slowly.setattr("retrieval_service.dense.saving.write_scope", slow)
+        slowly.setattr("retrieval_service.dense.saving.write_scope", write)
         adding = asyncio.ensure_future(client.add("a", 1))
-        assert await asyncio.to_thread(writing.wait, WAIT_S)
+        assert await asyncio.to_thread(write.begun.wait, WAIT_S)
     try:
         for _ in range(CHANGES_AT_ONCE):  # each waits until the files are written, which it then removes
             await cancelled(client.forget("a", timeout=GIVEN_UP_S))
         await asyncio.wait_for(client.forget("b"), WAIT_S / 4)
     finally:
-        go_on.set()
+        write.go_on.set()
     await adding
     await client.forget("a")
     assert (await client.remove("a", "first")).removed == 0
@@ -182,7 +162,7 @@ async def test_forgetting_that_is_given_up_leaves_threads_to_the_others(
 
 async def test_a_removal_that_was_given_up_is_saved(
     client: Client,
-    slow_builds: Callable[[], SlowBuilds],
+    slow_builds: Callable[[], Held],
     embedder: TableEmbedder,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
