@@ -118,13 +118,13 @@ class DrafterSettings(LearningSettings):
     def _is_of_its_kind(self) -> Self:
         if self.ngram_text and self.drafter != "ngram":
             raise ValueError(
-                f"ngram_text beside drafter = {self.drafter}, which counts no texts: give drafter = ngram, "
-                "or leave ngram_text out"
+                f"ngram_text is only for drafter = ngram, but drafter is {self.drafter}: set drafter = "
+                "ngram, or leave ngram_text out"
             )
         if self.drafter == "ngram" and (self.skip or self.exit_layer):
+            name = "skip" if self.skip else "exit_layer"
             raise ValueError(
-                f"{'skip' if self.skip else 'exit_layer'} beside drafter = ngram: counts have no layers; "
-                "leave it out"
+                f"{name} cannot be used with drafter = ngram, which has no layers; leave {name} out"
             )
         return self
 

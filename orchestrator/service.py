@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MEETING_S = 5.0
-"""How long a start waits for verifiers: whoever is told that this process is ready sends it requests."""
+VERIFIERS_WAIT_S = 5.0
+"""How long a start waits for verifiers, since requests come as soon as this process is ready."""
 
 
 class OrchestratorService:
@@ -93,7 +93,7 @@ class OrchestratorService:
             self._quotas.start()
         if self._http is not None:
             self._http.start()
-        await self._fleet.meet(MEETING_S)
+        await self._fleet.wait_for_verifiers(VERIFIERS_WAIT_S)
 
     async def stop(self, grace: float) -> None:
         await _stopped("requests", self._limit.stop(grace))

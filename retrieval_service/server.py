@@ -45,7 +45,7 @@ RETRY_AFTER_S = 60.0
 CHANGES_OF_A_TENANT = 2
 """Changes of one tenant's documents that hold a thread at once: each may wait minutes for a large index."""
 CHANGES_AT_ONCE = 8
-"""Threads for the changes of all tenants' documents, beside those that every call needs for a moment."""
+"""Threads for changes of all tenants' documents, and as many again for Forget; other calls use asyncio's."""
 DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -100,9 +100,9 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
         self._ready = ready
         self._builds = Builds(settings.ingest_mb, settings.corpora_mb_of_tenant)
         self._forgetting = Forgetting(settings)
-        self._changing: Turns[str] = Turns(CHANGES_OF_A_TENANT, _own_threads())
-        self._forgets: Turns[str] = Turns(CHANGES_OF_A_TENANT, _own_threads())
-        """Turns of calls that forget, which wait for none that change documents."""
+        self._changing: Turns[str] = Turns(CHANGES_OF_A_TENANT, _own_threads("documents"))
+        self._forgets: Turns[str] = Turns(CHANGES_OF_A_TENANT, _own_threads("forgetting"))
+        """For Forget. It is separate, so that Forget never waits for calls that change documents."""
 
     @guarded
     async def ListCorpora(
@@ -133,7 +133,7 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
         tokens = _tokens(loaded)
         path = loaded.store.path(key)
         with (
-            self._builds.only(path),
+            self._builds.building(path),
             self._builds.room(key.owner) as room,
             explained_disk_errors(f"corpus {key} is not built"),
         ):
@@ -163,8 +163,8 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
             found = await _in_worker(worker, lambda: loaded.catalogue.remove(key))
         else:
             path = loaded.store.path(key)
-            with self._builds.only(path):
-                async with self._builds.alone(path):
+            with self._builds.building(path):
+                async with self._builds.loading(path):
                     found = await _in_worker(worker, lambda: loaded.catalogue.remove(key))
                     # A damaged corpus could not be loaded, and is removed all the same.
                     found = await asyncio.to_thread(loaded.store.remove, key) or found
@@ -253,9 +253,9 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
         await _in_worker(worker, lambda: worker.unlearn(tenant, session))
         with explained_disk_errors("forgotten in memory, not yet on the disk"):
             if session is None:
-                await self._forgets.in_thread(tenant, self._forgetting.tenant, loaded, tenant)
+                await self._forgets.run_in_thread(tenant, self._forgetting.tenant, loaded, tenant)
             else:
-                await self._forgets.in_thread(tenant, self._forgetting.session, loaded, tenant, session)
+                await self._forgets.run_in_thread(tenant, self._forgetting.session, loaded, tenant, session)
         return retrieval_pb2.ForgetResponse()
 
     @guarded
@@ -269,12 +269,12 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
 
     async def _change(self, tenant: str, change: Callable[..., T], *given: object) -> T:
         """Changes a tenant's documents in a thread, when it is this call's turn among the tenant's."""
-        return await self._changing.in_thread(tenant, change, scope(tenant), *given)
+        return await self._changing.run_in_thread(tenant, change, scope(tenant), *given)
 
     async def _add(self, worker: RetrievalWorker, loaded: Loaded, key: CorpusKey) -> retrieval_pb2.Corpus:
         """Maps a corpus of the service's folder and adds it. Raises CorpusError, InvalidRequest."""
         path = loaded.store.path(key)
-        async with self._builds.alone(path):
+        async with self._builds.loading(path):
             index = await asyncio.to_thread(open_corpus, path, loaded.tokens)
             await _in_worker(worker, lambda: loaded.catalogue.add(key, index))
         return _described(key, index)
@@ -309,8 +309,8 @@ async def _in_worker(worker: RetrievalWorker, work: Callable[[], T]) -> T:
     return await asyncio.wrap_future(worker.call(work))
 
 
-def _own_threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(CHANGES_AT_ONCE, thread_name_prefix="documents")
+def _own_threads(name: str) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(CHANGES_AT_ONCE, thread_name_prefix=name)
 
 
 def _key(name: retrieval_pb2.CorpusName) -> CorpusKey:

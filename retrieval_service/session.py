@@ -19,7 +19,7 @@ from speculative.tree import ROOT
 WINDOW = 64
 """How many of the last ids memories are asked with: a longer match says no more."""
 MOST_UNLEARNT = 4
-"""Texts of a session, such as turns of a conversation, that are remembered as not to be kept."""
+"""The most texts of one session, such as turns of a conversation, that it remembers not to learn from."""
 OWN_TEXT = "own text"
 """Name of the session's own text among the memories that are trusted more or less."""
 
@@ -37,20 +37,21 @@ class _Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class _Text:
-    """Ids of a session, the first ones of which are a prompt."""
+class _Unlearnt:
+    """An output that may not be kept, by the hashes over its prompt and over each longer beginning."""
 
     prompt_length: int
-    ids: FollowedIds
+    hashes: Sequence[int]
 
-    def repeats_output(self, other: "_Text") -> bool:
-        """Whether this output begins as that of the other does, or may: one of them has none yet."""
-        return self.ids.agreed_length(other.ids) >= max(self.prompt_length, other.prompt_length)
+    def hash_at(self, length: int) -> int | None:
+        """The hash over the first `length` ids; None before the prompt's end and behind the output's."""
+        at = length - self.prompt_length
+        return self.hashes[at] if 0 <= at < len(self.hashes) else None
 
-    def holds(self, other: "_Text") -> bool:
+    def holds(self, other: "_Unlearnt") -> bool:
         """Whether the other is the beginning of this text, behind the same prompt."""
-        same_prompt = self.prompt_length == other.prompt_length
-        return same_prompt and self.ids.agreed_length(other.ids) == len(other.ids)
+        end = other.prompt_length + len(other.hashes) - 1
+        return self.prompt_length == other.prompt_length and self.hash_at(end) == other.hashes[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +94,7 @@ class RetrievalSession(FollowedSession):
         self.is_new_text = before is not None and agreed == 0
         self.kept = max(agreed, request.prompt_length)
         self._unlearnt = () if before is None else before._unlearnt_so_far()
-        own = _Text(request.prompt_length, ids)
-        self.learns: bool = request.learn and not any(map(own.repeats_output, self._unlearnt))
+        self.learns: bool = request.learn and not any(map(self._may_repeat, self._unlearnt))
 
     @property
     def recent(self) -> list[int]:
@@ -174,11 +174,17 @@ class RetrievalSession(FollowedSession):
             sent.add((node.source, own_hash))
         return list(pieces.values()), frozenset(sent)
 
-    def _unlearnt_so_far(self) -> tuple[_Text, ...]:
+    def _may_repeat(self, unlearnt: _Unlearnt) -> bool:
+        """Whether both texts agree up to the end of the longer prompt, so that this output may repeat it."""
+        length = max(self.request.prompt_length, unlearnt.prompt_length)
+        return length <= len(self.ids) and self.ids.hash_at(length) == unlearnt.hash_at(length)
+
+    def _unlearnt_so_far(self) -> tuple[_Unlearnt, ...]:
         """The latest texts of this session whose output was forgotten, or may not be kept."""
         if self.learns:
             return self._unlearnt
-        own = _Text(self.request.prompt_length, self.ids)
+        prompt_length = self.request.prompt_length
+        own = _Unlearnt(prompt_length, self.ids.hashes_from(prompt_length))
         return (*(one for one in self._unlearnt if not own.holds(one)), own)[-MOST_UNLEARNT:]
 
     def _agreed(self, before: "RetrievalSession") -> int:

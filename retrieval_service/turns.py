@@ -19,7 +19,7 @@ class Turns(Generic[K]):
     """Semaphores by key, each for `most` calls at once. They exist while calls hold or await them.
 
     Args:
-        threads: where `in_thread` runs; None: in the threads that all calls share.
+        threads: where `run_in_thread` runs; None: the threads that all calls share.
     """
 
     def __init__(self, most: int = 1, threads: Executor | None = None) -> None:
@@ -31,16 +31,21 @@ class Turns(Generic[K]):
         """The semaphore of a key, for an `async with` statement."""
         return self._semaphores.setdefault(key, asyncio.Semaphore(self._most))
 
-    async def in_thread(self, key: K, work: Callable[..., T], *given: object) -> T:
-        """Runs `work` in a thread at a turn of this key, which lasts until the thread ends.
+    async def run_in_thread(self, key: K, work: Callable[..., T], *given: object) -> T:
+        """Runs `work` in a thread while it holds a place of this key's semaphore, until `work` ends.
 
-        A thread cannot be cancelled. So a call that is cancelled meanwhile ends when its thread does.
+        `work` cannot be cancelled: a call that is cancelled waits for `work` to end, then raises
+        CancelledError.
         """
         turn = self.of(key)
         await turn.acquire()
-        running = asyncio.get_running_loop().run_in_executor(
-            self._threads, partial(copy_context().run, work, *given)
-        )
+        try:
+            running = asyncio.get_running_loop().run_in_executor(
+                self._threads, partial(copy_context().run, work, *given)
+            )
+        except BaseException:  # there is no thread to be had
+            turn.release()
+            raise
         running.add_done_callback(lambda _: turn.release())
         try:
             return await asyncio.shield(running)

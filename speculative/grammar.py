@@ -6,6 +6,7 @@ library.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -36,6 +37,7 @@ class GrammarKind(StrEnum):
     LARK = "lark"
 
 
+_LITERALS = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/')
 _MOST_BYTES = {
     GrammarKind.JSON_SCHEMA: MAX_SCHEMA_BYTES,
     GrammarKind.REGEX: MAX_REGEX_BYTES,
@@ -137,14 +139,19 @@ class Matcher(Protocol):
         where the grammar leaves a choice of bytes, or allows nothing.
         """
 
-    def aside(self) -> "Matcher | None":
-        """A matcher in the same state, to ask about other texts than the output; None where there is none.
+    def off_path_matcher(self) -> "Matcher | None":
+        """A second matcher in the same state, for questions about texts other than the output; None: no such.
 
-        What it is asked takes nothing from this matcher's limits. Valid until the next `commit`.
+        Such questions use up none of this matcher's limits. Valid until the next `commit`.
         """
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Advances over committed ids, each of which was allowed at its place."""
+
+
+def without_literals(lark: str) -> str:
+    """A Lark grammar without strings, comments and regular expressions, in which operators mean nothing."""
+    return _LITERALS.sub("", lark)
 
 
 def _check_object(text: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from outrider.json_lines import json_lines
 from training.corpus import LICENCE
 
 PROMPT_TOKENS = 280
@@ -52,7 +53,7 @@ def write(files: Mapping[str, str], tokenizer: Tokenizer, path: Path) -> None:
 
 def read(path: Path) -> list[Prompt]:
     """The prompts of a file of JSON lines."""
-    return [Prompt(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [Prompt(**json.loads(line)) for line in json_lines(path.read_text(encoding="utf-8"))]
 
 
 def _start(lines: Sequence[str], sizes: Sequence[int], at: int) -> int:

@@ -107,7 +107,7 @@ class Fleet:
         self._verifiers.start()
         self._sources.start()
 
-    async def meet(self, within_s: float) -> None:
+    async def wait_for_verifiers(self, within_s: float) -> None:
         """Wait until each verifier that the settings name was reached, or a first attempt has failed.
 
         Args:
@@ -117,7 +117,7 @@ class Fleet:
             async with asyncio.timeout(within_s):
                 await self._verifiers.resolved.wait()
                 for link in [*self.verifiers.values()]:
-                    await link.met.wait()
+                    await link.first_attempt_done.wait()
 
     async def stop(self) -> None:
         """Close the links to all workers."""

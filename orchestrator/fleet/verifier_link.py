@@ -135,7 +135,7 @@ class VerifierLink:
         """Whether the verifier's beats arrive."""
         self.draining = False
         """Whether the verifier's beats say that it is about to end."""
-        self.met = asyncio.Event()
+        self.first_attempt_done = asyncio.Event()
         """Set once the verifier's beats arrive, or the first attempt to reach it has failed."""
         self.broken = 0
         """Number of Watch streams that broke so far."""
@@ -181,12 +181,12 @@ class VerifierLink:
                 except Exception:  # a fault of this code costs one stream, never the verifier
                     log.exception("verifier link failed", extra={"fields": {"peer": self.address}})
                     await asyncio.sleep(REDIAL_S[1])
-                self.met.set()
+                self.first_attempt_done.set()
                 if self.reachable:
                     backoff.reset()
                 await asyncio.sleep(backoff.next_s())
         finally:
-            self.met.set()  # a start need not wait for a verifier that left meanwhile
+            self.first_attempt_done.set()  # a start need not wait for a verifier that left meanwhile
             guard.cancel()
             for task in self._background:
                 task.cancel()
@@ -343,7 +343,7 @@ class VerifierLink:
             self._note("verifier reached", logging.INFO)
             self._judge = self._new_judge()
         self.reachable = True
-        self.met.set()
+        self.first_attempt_done.set()
         self.draining = response.beat.draining
         self.step_s = response.beat.expected_us * 1e-6 or self.step_s
         self._judge.beat(time.monotonic(), response.beat.expected_us)

@@ -237,7 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if isinstance(error, OSError) and error.errno in OUTPUT_ERRORS:
             fail(lose_output(error), as_json=False)
         if isinstance(error, UnicodeEncodeError) and any(error.object in word for word in words):
-            fail(usage(f"{error.object!r} is not UTF-8, as names and texts have to be"), as_json=as_json)
+            fail(usage(f"{error.object!r} is not UTF-8; give names and texts in UTF-8"), as_json=as_json)
         traceback.print_exc()
         fail(CommandFailed(f"{type(error).__name__}: {error}", "INTERNAL"), as_json=as_json)
     raise SystemExit(status or 0)

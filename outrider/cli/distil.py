@@ -4,6 +4,7 @@ The work is done by `training.heads`, which is imported when the command is call
 error.
 """
 
+import errno
 import json
 import sys
 from typing import TYPE_CHECKING, Any
@@ -108,7 +109,9 @@ def _trained(options: "DistilOptions") -> dict[str, Any]:
                 "interrupted, with a checkpoint; run the same command to go on", "ABORTED"
             ) from error
         except OSError as error:
-            where = f"{error.filename}: " if error.filename else f"work folder {options.work}: "
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)  # a write does not know its file's name
+            where = error.filename or (f"work folder {options.work}" if is_full else "")
+            where = f"{where}: " if where else ""
             raise CommandFailed(f"{where}{error.strerror or error}; run the same command to go on") from error
 
 

@@ -100,7 +100,7 @@ def build_corpus(
         from outrider.v1 import retrieval_pb2
         from retrieval_service.corpus.texts import TextSource
 
-        # A reader of its own: the interpreter's ends with an abort if a thread still waits in it.
+        # Not sys.stdin: the interpreter aborts at exit if a thread still reads from sys.stdin.
         piped = open(standard_input().fileno(), "rb", closefd=False) if stdin else None  # noqa: SIM115
         texts = TextSource(tuple(sources or ()), tuple(glob or ()), jsonl_field, piped)
 
@@ -185,8 +185,10 @@ def add_documents(
 
 
 def _document_name(path: bytes) -> str:
-    """The name of a file's document: its path. The end of a path follows a hash of the whole where the path
-    is too long for a name, or is not UTF-8, as a name on the disk may be.
+    """The name of a file's document: its path.
+
+    If the path is too long for a name or is not UTF-8, the name is a hash of the whole path and then the end
+    of the path.
     """
     name = path.decode("utf-8", "replace")
     if len(name) <= LONGEST_NAME and name.encode() == path:

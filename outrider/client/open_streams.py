@@ -61,7 +61,7 @@ class OpenStreams:
                 raise
             raise OutriderError(CLOSED) from error
         except asyncio.CancelledError as error:
-            # A channel that closes cancels its calls; whoever awaits one has not been cancelled.
+            # A channel that closes cancels its calls; the task that awaits the call was not cancelled itself.
             task = asyncio.current_task()
             if task is None or task.cancelling() or not self._closed:
                 raise

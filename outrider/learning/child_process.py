@@ -24,7 +24,7 @@ def bound(order: LessonOrder) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (order.seconds, order.seconds + 1))
     # This memory holds text, so no core of it is kept. With 0 a core would still go to a handler of cores.
     resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
-    # Runs only where a core is idle; the lowest niceness alone would still take turns with what serves.
+    # Runs only where a core is idle; the lowest priority alone would still take turns with what serves.
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     # Where memory runs out all the same, the kernel ends this process before one that serves.
     Path("/proc/self/oom_score_adj").write_text("1000")

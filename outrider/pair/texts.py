@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from outrider.json_lines import json_lines
 from outrider.tokens import TokenTable
 from speculative.errors import InvalidRequest
 
@@ -48,8 +49,7 @@ def prompts(table: TokenTable, text: Path | None, count: int, length: int) -> li
 
 def _listed(content: str, text: Path) -> list[str]:
     found = []
-    # A prompt may hold characters that `splitlines` takes for line ends as well.
-    for number, line in enumerate(content.removesuffix("\n").split("\n"), start=1):
+    for number, line in enumerate(json_lines(content), start=1):
         try:
             prompt = json.loads(line)["prompt"]
         except (ValueError, KeyError, TypeError) as error:

@@ -99,6 +99,10 @@ class FollowedIds:
         """Prefix hash over the first `length` ids."""
         return self._hashes[length]
 
+    def hashes_from(self, length: int) -> Sequence[int]:
+        """A copy of the hashes over the first `length` ids and over each longer prefix."""
+        return self._hashes[length:]
+
     def extend(self, position: int, ids: Sequence[int], prefix_hash: int) -> Sequence[int]:
         """Appends ids that the target has committed from `position` on, and returns those that are new.
 

@@ -11,7 +11,8 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
@@ -201,8 +202,8 @@ class Builds:
         self._rooms: dict[str | None, SpoolRoom] = {}
         """By tenant, of the tenants that build now; None: public corpora."""
         self._loading: Turns[Path] = Turns()
-        self._turns: dict[str | None, asyncio.Lock] = {}
-        """Locks by tenant: the holder writes corpora of this tenant."""
+        self._writing: Turns[str | None] = Turns()
+        """By tenant: the holder writes corpora of this tenant."""
         self._running: Counter[str | None] = Counter()
 
     @contextlib.contextmanager
@@ -220,10 +221,9 @@ class Builds:
             self._running[owner] -= 1
             if not self._running[owner]:
                 del self._running[owner], self._rooms[owner]
-                self._turns.pop(owner, None)
 
     @contextlib.contextmanager
-    def only(self, path: Path) -> Iterator[None]:
+    def building(self, path: Path) -> Iterator[None]:
         """Keeps other calls from building or removing this corpus. Raises Superseded if one does so now."""
         if path in self._paths:
             raise Superseded(f"corpus {path.name!r} is being built already; wait for it")
@@ -233,14 +233,12 @@ class Builds:
         finally:
             self._paths.discard(path)
 
-    @contextlib.asynccontextmanager
-    async def alone(self, path: Path) -> AsyncIterator[None]:
-        """Waits until no other call loads or removes this corpus.
+    def loading(self, path: Path) -> AbstractAsyncContextManager[None]:
+        """Context in which no other call loads or removes this corpus; waits for calls that do.
 
-        A corpus that was opened before its files were removed or replaced is never added afterwards.
+        So no call adds a corpus whose files were removed or replaced after the call opened them.
         """
-        async with self._loading.of(path):
-            yield
+        return self._loading.of(path)
 
     async def check_room(self, path: Path) -> None:
         """Raises OSError where the owner's corpora leave no room on the disk for a corpus at `path`."""
@@ -252,7 +250,7 @@ class Builds:
         One after another, because two builds at once would each count on the room that is left on the disk.
         """
         await asyncio.to_thread(spool.flush)
-        async with self._turns.setdefault(owner, asyncio.Lock()):
+        async with self._writing.of(owner):
             await self._run(path, spool, owner)
 
     async def _run(self, path: Path, spool: Spool, owner: str | None) -> None:

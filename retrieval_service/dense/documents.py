@@ -12,7 +12,7 @@ from retrieval_service.dense.embeddings import Embedder
 from retrieval_service.dense.errors import NoLibrary
 from retrieval_service.dense.library import DocumentLibrary
 from retrieval_service.dense.near_documents import NearDocuments
-from speculative.errors import OutriderError, Overloaded, Unavailable
+from speculative.errors import Overloaded, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -116,8 +116,8 @@ class Documents:
     def remove(self, owner: str, names: Sequence[str]) -> int:
         """Removes an owner's documents of these names, or all without names, and saves that.
 
-        In memory it waits for no index that is being built already. Raises OSError where it is not saved,
-        and Unavailable after `close`, when nothing is removed.
+        Removing from memory does not wait for an index that is being built. Raises OSError if the removal
+        cannot be saved, and Unavailable after `close`, with nothing removed.
 
         Returns:
             The number of documents removed.
@@ -147,7 +147,7 @@ class Documents:
 
     @contextmanager
     def _begun(self) -> Iterator[None]:
-        """Has the end wait for a change or a save. Raises Unavailable after `close`."""
+        """Context of a change or a save, which the end waits for. Raises Unavailable after `close`."""
         with self._changing:
             if self._closed:
                 raise Unavailable("the library of documents is closed, as the worker ends: ask again")
@@ -180,15 +180,17 @@ class Documents:
         """Saves once more what calls left unsaved, and releases the folder."""
         if self._ended.is_set():
             return
-        for owner in sorted(self._unsaved):
-            try:
-                self._save(owner)
-            except (OSError, OutriderError) as error:
-                log.error("changes of the documents of %r are lost: %s", owner, error)
-        # Not before: another process that had the folder during a save would lose documents.
-        if self._lock is not None:
-            self._lock.close()
-        self._ended.set()
+        try:
+            for owner in sorted(self._unsaved):
+                try:
+                    self._save(owner)
+                except Exception as error:  # of one owner; the others' changes are saved all the same
+                    log.error("changes of the documents of %r are lost: %s", owner, error)
+        finally:
+            # Not before: another process that had the folder during a save would lose documents.
+            if self._lock is not None:
+                self._lock.close()
+            self._ended.set()
 
     def _open(self, folder: Path, embedder: Embedder, tokenizer_digest: str) -> None:
         try:

@@ -194,10 +194,10 @@ class DocumentLibrary:
             return PresentScopes(dict(self._scope_indexes), left_out)
 
     def _check_embedder(self, folder: Path, saved: Snapshot) -> bool:
-        """Compares the saved vector of the first window that says anything with the embedder's.
+        """Embeds the first saved window with a nonzero vector again, and compares the two vectors.
 
-        A server's name for a model says little about its weights. Raises LibraryMismatch where they differ;
-        returns False where there is no such window.
+        A server can serve other weights under the same model name. Raises LibraryMismatch if the vectors
+        differ; returns False if every saved vector is zero.
         """
         found = self._first_window(saved)
         if found is None:

@@ -84,7 +84,8 @@ def read_manifest(folder: Path) -> tuple[Maker, int, list[StoredScope]]:
         raise LibraryDamaged(f"{path}: is no manifest of a library; restore it or add the documents again")
     if parts[1] != str(VERSION):
         raise LibraryMismatch(
-            f"{path}: is of version {parts[1]}, this program reads {VERSION}; make the library again"
+            f"{path}: has version {parts[1]}, but this program reads version {VERSION}; make the library "
+            "again"
         )
     if hashlib.sha256(body).hexdigest() != parts[2]:
         raise LibraryDamaged(f"{path}: does not match its checksum; restore it or add the documents again")

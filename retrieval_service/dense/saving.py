@@ -28,7 +28,7 @@ class SavedScope:
 
     scope_index: ScopeIndex
     changes: int
-    before: Before
+    files: Before
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +96,14 @@ class Saving:
             self._generation = max(self._generation, _generation_in(folder))
 
     def _save_scope(self, disk: Disk, folder: Path, stem: str, tenant: str, scope_index: ScopeIndex) -> None:
-        """Writes what a scope has now, while nothing is added to it.
+        """Writes the scope's present state; additions to the scope wait.
 
-        An index that has to be built anew first takes minutes, in which no other scope waits.
+        Rebuilding its index first may take minutes. Other scopes do not wait meanwhile.
         """
         write = _Write(tenant, scope_index, stem)
 
         def use(now: Snapshot) -> None:
-            # Not while files are removed, which may have asked already which ones to spare.
+            # Under `_committing`: a removal of files that is running has already read which stems to spare.
             with self._committing, self._written:
                 self._writes.add(write)
             try:
@@ -120,7 +120,7 @@ class Saving:
 
     def _write(self, disk: Disk, folder: Path, write: _Write, now: Snapshot) -> None:
         last = self._saved.get(write.tenant)
-        before = last.before if last is not None and last.scope_index is write.scope_index else None
+        before = last.files if last is not None and last.scope_index is write.scope_index else None
         try:
             stored = write_scope(disk, folder, write.stem, write.tenant, now, before)
             documents = tuple(entry.document for entry in now.entries)
@@ -133,19 +133,20 @@ class Saving:
     def _commit(
         self, disk: Disk, folder: Path, write: _Write | None, saved: SavedScope | None = None
     ) -> None:
-        """Has the manifest name what is saved, and `saved`, which `write` wrote; removes other files."""
+        """Writes a manifest of all saved scopes and of `saved`, which `write` made; removes other files."""
         with self._committing:
             present = self._present()
             known = dict(self._saved)
             if write is not None and saved is not None:
                 known[write.tenant] = saved
-            # Not what was forgotten meanwhile; `save` waits for it before it writes the tenant's next scope.
+            # Leaves out scopes that were forgotten meanwhile. `save` waits for their writes to end before it
+            # writes a new scope of the same tenant.
             known = {
                 tenant: one
                 for tenant, one in known.items()
                 if present.scope_indexes.get(tenant) is one.scope_index
             }
-            named = [*self._left_out(present), *(one.before.stored for one in known.values())]
+            named = [*self._left_out(present), *(one.files.stored for one in known.values())]
             if named != self._named:
                 self._named = None
                 write_manifest(disk, folder, self._maker, self._generation, named)
@@ -157,7 +158,7 @@ class Saving:
         with self._committing, suppress(OSError, DenseError):
             # The new manifest may be there though an error followed.
             _, _, named = read_manifest(folder)
-            saved = [one.before.stored for one in self._saved.values()]
+            saved = [one.files.stored for one in self._saved.values()]
             named = [*named, *saved, *self._left_out(self._present())]
             remove_unnamed(disk, folder, named, self._spared(write))
 
@@ -174,7 +175,7 @@ class Saving:
         return saved is not None and saved.scope_index is scope_index and saved.changes == changes
 
     def _wait_for_forgotten(self, tenant: str) -> None:
-        """Waits until no call writes what was forgotten of this tenant, so that its files go, too."""
+        """Waits until no call still writes a forgotten scope of this tenant, so that its files go, too."""
 
         def is_over() -> bool:
             present = self._present().scope_indexes.get(tenant)

@@ -197,7 +197,7 @@ class Writer:
                 self._fell_behind(tenant, error)
 
     def _forget(self, tenant: Tenant, sessions: Sequence[str]) -> bool:
-        # A tenant that was unknown to the caller may have been fed since: the files are that one's.
+        # The feed may have made a Tenant of this name since the caller looked, and that one has the files.
         fed = (one for one in tuple(self._tenants) if one.name == tenant.name and not one.gone)
         tenant = next(fed, tenant)
         if tenant.files is None or tenant.gone:

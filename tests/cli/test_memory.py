@@ -192,7 +192,7 @@ def test_a_document_that_an_earlier_version_named_by_the_end_of_a_long_path_is_d
 def test_a_name_that_is_not_utf_8_is_wrong_usage(run: Run, arguments: tuple[str, ...]) -> None:
     done = run(*arguments, "--json")
     assert (done.status, done.err) == (2, "")
-    assert done.said["error"]["message"] == "'a\\udcff' is not UTF-8, as names and texts have to be"
+    assert done.said["error"]["message"] == "'a\\udcff' is not UTF-8; give names and texts in UTF-8"
 
 
 def test_an_unreadable_source_ends_a_build_and_is_reported(run: Run, tmp_path: Path) -> None:

@@ -215,6 +215,6 @@ def test_invalid_or_contradicting_settings_are_refused(
 def test_what_the_retrieval_worker_alone_uses_is_refused_where_none_starts() -> None:
     for flags in ({"corpus": ["docs"]}, {"folder": "kept"}):
         name, *_ = flags
-        with pytest.raises(CommandFailed, match=f"--{name} is for the retrieval worker, and"):
+        with pytest.raises(CommandFailed, match=f"--{name} needs the retrieval worker, which"):
             read_up({"retrieval": "none", **flags}, {})
     assert not read_up({"retrieval": "none"}, {"OUTRIDER_UP__FOLDER": "kept"}).retrieval, "a flag wins"

@@ -28,6 +28,7 @@ from outrider.source.followed import SourceProfile
 from tests.drafter.support.lessons import order, taught
 from tests.in_time import in_time
 from tests.integration.live import until
+from tests.processes import command_of
 from tests.ranks import children_of
 
 CALM = Surroundings(0, 8.0)
@@ -159,14 +160,9 @@ def _kill_amid_the_weights(folder: Path) -> None:
 
 def _lesson_children() -> list[int]:
     """Process ids of the children that carry lessons out."""
-    return [pid for pid in children_of(os.getpid()) if b"learning.child" in command_of(pid)]
-
-
-def command_of(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
+    return [
+        pid for pid in children_of(os.getpid()) if any(b"learning.child" in word for word in command_of(pid))
+    ]
 
 
 @pytest.fixture

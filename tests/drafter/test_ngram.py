@@ -131,9 +131,9 @@ def test_what_cannot_be_counted_is_refused(
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"ngram_text": ("a.txt",)}, "ngram_text beside drafter = causal_lm"),
-        ({"drafter": "ngram", "skip": ("3",)}, "skip beside drafter = ngram"),
-        ({"drafter": "ngram", "exit_layer": 2}, "exit_layer beside drafter = ngram"),
+        ({"ngram_text": ("a.txt",)}, "ngram_text is only for drafter = ngram, but drafter is causal_lm"),
+        ({"drafter": "ngram", "skip": ("3",)}, "skip cannot be used with drafter = ngram"),
+        ({"drafter": "ngram", "exit_layer": 2}, "exit_layer cannot be used with drafter = ngram"),
     ],
 )
 def test_a_setting_of_another_kind_of_drafter_is_refused(given: dict[str, Any], says: str) -> None:

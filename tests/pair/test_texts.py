@@ -59,6 +59,7 @@ def test_a_prompt_may_hold_characters_that_other_programs_take_for_line_ends(
         ("a.txt", b"", "has 0 ids"),
         ("a.jsonl", b'{"prompt": "x"}\nnonsense\n', "line 2: not a JSON object"),
         ("a.jsonl", b'["x"]\n', "line 1: not a JSON object"),
+        ("a.jsonl", b"", "has no prompts"),
         ("a.jsonl", b'{"prompt": 3}\n', "has no prompts"),
     ],
 )

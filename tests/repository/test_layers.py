@@ -26,6 +26,7 @@ LAYERS = {
     "speculative": Layer((), ("numpy",), ("asyncio", "socket", "threading", "time")),
     "outrider": Layer(("outrider.client", "outrider.edge"), ()),
     "outrider.tokens": Layer((), ("tokenizers",)),
+    "outrider.json_lines": Layer((), ()),
     "outrider.near_copies": Layer((), ("numpy",)),
     "outrider.skip_set": Layer(("speculative",), ()),
     "outrider.folder_lock": Layer(("speculative",), ()),
@@ -127,6 +128,7 @@ LAYERS = {
     "outrider.pair": Layer(
         (
             "speculative",
+            "outrider.json_lines",
             "outrider.hub",
             "outrider.lm",
             "outrider.skip_set",
@@ -250,7 +252,7 @@ LAYERS = {
     # Belongs to a process of its own, which the front starts and never imports.
     "orchestrator.front.http.templated.template_parser": Layer(("orchestrator",), ("transformers",)),
     "training": Layer(
-        ("speculative", "outrider.lm", "outrider.tokens", "outrider.near_copies"),
+        ("speculative", "outrider.json_lines", "outrider.lm", "outrider.near_copies", "outrider.tokens"),
         ("numpy", "tokenizers", *TORCH),
     ),
 }

@@ -73,7 +73,7 @@ class Toy:
             chain += last
         return [ForcedToken(token, only=True) for token in chain]
 
-    def aside(self) -> "Toy":
+    def off_path_matcher(self) -> "Toy":
         return self
 
     def commit(self, tokens: Sequence[int]) -> None:

@@ -64,8 +64,8 @@ def test_a_held_out_prompt_may_hold_characters_that_other_programs_take_for_line
         ({"seed": 2**64}, "--seed 18446744073709551616 is not"),
         ({"rate": float("nan")}, "--rate nan is no learning rate"),
         ({"rate": -1.0}, "--rate -1.0 is no learning rate"),
-        ({"out": Path(".")}, "--out '.' is no folder of the head's own"),
-        ({"out": Path("..")}, "--out '..' is no folder of the head's own"),
+        ({"out": Path(".")}, "--out '.' cannot hold the head"),
+        ({"out": Path("..")}, "--out '..' cannot hold the head"),
         ({"out": Path(__file__)}, "is a file; name a folder"),
     ],
 )
@@ -152,7 +152,7 @@ def test_a_work_folder_that_is_a_file_and_an_out_that_is_this_folder_are_one_lin
     monkeypatch.chdir(tmp_path)
     done = ended(capsys, "distil", "text.txt", "--target", target, "--out", ".", "--json")
     assert (done.status, "Traceback" in done.err) == (1, False)
-    assert "--out '.' is no folder" in done.said["error"]["message"]
+    assert "--out '.' cannot hold the head" in done.said["error"]["message"]
 
 
 def test_a_head_takes_the_place_of_what_a_link_leads_to_again_and_again(tmp_path: Path) -> None:

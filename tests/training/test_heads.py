@@ -195,7 +195,7 @@ def test_a_work_folder_of_another_run_is_refused_by_what_differs(options: Distil
     distil(options, TEXTS, quiet)
     with pytest.raises(InvalidRequest, match="the text has changed"):
         distil(options, TEXTS[1:], quiet)
-    with pytest.raises(InvalidRequest, match="--steps was 6 then and is 7 now"):
+    with pytest.raises(InvalidRequest, match="--steps was 6 and is now 7"):
         distil(replace(options, steps=7), TEXTS, quiet)
 
 

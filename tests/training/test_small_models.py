@@ -183,10 +183,10 @@ def test_settings_that_differ_from_the_earlier_runs_are_named_as_the_flags_are(
 ) -> None:
     chosen = replace(options, kind="lm", steps=1, data="fixed", drafter=str(small))
     distil(chosen, TEXTS, quiet)
-    with pytest.raises(InvalidRequest, match=r"--boost was 0.2 then and is 0.5 now: give another --work"):
+    with pytest.raises(InvalidRequest, match=r"--boost was 0.2 and is now 0.5: give another --work"):
         distil(replace(chosen, boost=0.5), TEXTS, quiet)
     with pytest.raises(
-        InvalidRequest, match="and the text has changed since, --tokens was 2048 then and is 1024 now"
+        InvalidRequest, match="and the text has changed since, --tokens was 2048 and is now 1024"
     ):
         distil(replace(chosen, tokens=1024), TEXTS[1:], quiet)
 

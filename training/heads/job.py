@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from outrider.lm.device.placement import find_device
 from outrider.lm.heads.published import write_head
 from outrider.lm.load.model import load_model, load_tokenizer
+from outrider.lm.load.source import ModelSource
 from outrider.lm.load.weights_digest import weights_digest
 from outrider.tokens import TokenTable
 from speculative.errors import InvalidRequest
@@ -115,9 +116,9 @@ def distil(options: DistilOptions, documents: Iterable[str], progress: DistilPro
 
 def _weights_of(name: str, source: str | None) -> dict[str, Any]:
     """The digest of a folder's weights as a setting: the folder may hold others than it did."""
-    if source is None or not Path(source).is_dir():
+    if source is None or not (model := ModelSource.of(source)).is_folder:
         return {}
-    return {f"{_WEIGHTS_OF}{name}": weights_digest(source)}
+    return {f"{_WEIGHTS_OF}{name}": weights_digest(model.name)}
 
 
 def same_settings(path: Path, settings: dict[str, Any]) -> None:
@@ -136,7 +137,7 @@ def same_settings(path: Path, settings: dict[str, Any]) -> None:
     if different:
         raise InvalidRequest(
             f"{path.parent} holds an earlier run, and {', '.join(different)}: give another --work, or "
-            "delete it"
+            "delete that folder"
         )
     if settings.keys() - found.keys():
         partial = path.with_suffix(".partial")
@@ -150,10 +151,10 @@ def _difference(name: str, was: object, now: object) -> str:
     if name.startswith(_WEIGHTS_OF):
         return f"the weights of {flag} have changed since this run began"
     if name == "target":
-        return "--target has other weights than then"
+        return "the weights of --target have changed since"
     if name == "text":
         return "the text has changed since"
-    return f"{flag} was {was} then and is {now} now"
+    return f"{flag} was {was} and is now {now}"
 
 
 def new_head(options: DistilOptions, target: FrozenTarget, lessons: Lessons) -> TrainedHead:

@@ -17,7 +17,7 @@ from training.heads.rows import DATA, DRAFTER, MIXED
 
 _CARD_MARK = "\noutrider distil "
 """Text of every model card of the command: its command line."""
-_WRITTEN = (
+_HEAD_FILES = (
     *("README.md", "config.json", "generation_config.json", "added_tokens.json", "special_tokens_map.json"),
     *("model*.safetensors", "model.safetensors.index.json", "*_lm_head.safetensors"),
     *("tokenizer*.json", "tokenizer.model", "chat_template.jinja", "vocab.json", "vocab.txt", "merges.txt"),
@@ -170,7 +170,7 @@ def _check_out(options: DistilOptions) -> None:
     """Raises InvalidRequest for what a finished head cannot take the place of, before hours of training."""
     out = options.out
     if out.name in ("", ".."):
-        raise InvalidRequest(f"--out {str(out)!r} is no folder of the head's own; name one")
+        raise InvalidRequest(f"--out {str(out)!r} cannot hold the head; name a new folder")
     if out.exists() and not out.is_dir():
         raise InvalidRequest(f"--out {str(out)!r} is a file; name a folder")
     models = {"--target": options.target, "--drafter": options.drafter, "--boost-of": options.boost_of}
@@ -190,7 +190,7 @@ def _check_apart(out: Path, other: Path, name: str) -> None:
     if here.is_relative_to(there) or there.is_relative_to(here):
         relation = "is" if here == there else "lies in" if here.is_relative_to(there) else "holds"
         raise InvalidRequest(
-            f"--out {str(out)!r} {relation} {name}, and a finished head replaces what is in its place; name "
+            f"--out {str(out)!r} {relation} {name}, and a finished head would replace the files there; name "
             "another folder"
         )
 
@@ -201,7 +201,7 @@ def _first_not_distilled(folder: Path) -> str | None:
     Somebody else's model has files of the same names, but no card of the command.
     """
     names = sorted(path.name for path in folder.iterdir())
-    others = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in _WRITTEN)]
+    others = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in _HEAD_FILES)]
     if others or not names:
         return others[0] if others else None
     card = folder / "README.md"

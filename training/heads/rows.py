@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from outrider.json_lines import json_lines
 from outrider.near_copies import KeptOut
 from outrider.tokens import TokenTable
 from speculative.errors import InvalidRequest
@@ -176,7 +177,7 @@ def _past(
 
 def _exported(table: TokenTable, path: Path) -> tuple[str, list[Ids]]:
     """The tenant and the outputs of a file that `outrider memory export` wrote."""
-    first, *lines = _lines(path)
+    first, *lines = _lines(path) or [""]
     try:
         header = json.loads(first)
         tenant, count, tokenizer = header["tenant"], header["outputs"], header["tokenizer"]
@@ -199,9 +200,8 @@ def _exported(table: TokenTable, path: Path) -> tuple[str, list[Ids]]:
 
 
 def _lines(path: Path) -> list[str]:
-    """Lines of JSON; a text in it may hold characters that `splitlines` takes for line ends as well."""
     try:
-        return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        return json_lines(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

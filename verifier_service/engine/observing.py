@@ -51,8 +51,8 @@ class Observer:
         step_rows: the session's rows, final ones.
         digests: digest of a node's row: -1 the last committed token, then the tree's nodes, then the scouts.
         target: samples the target's token after a node, given the tokens of the path to the node.
-        grammar: the grammar's state after all committed ids; None: any text. Only the matcher `aside` of it
-            is asked, so that a text's limits do not depend on who observes the text.
+        grammar: the grammar's state after all committed ids; None: any text. Only its off-path
+            matcher is asked, so that observing a text never uses up the limits of its grammar.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class Observer:
     ) -> None:
         self._step_rows = step_rows
         self._digests = digests
-        self._grammar = None if grammar is None else grammar.aside()
+        self._grammar = None if grammar is None else grammar.off_path_matcher()
         self._target = target if self._grammar is None else target.under(self._grammar)
-        self._looks_aside = grammar is None or self._grammar is not None
+        self._sees_off_path = grammar is None or self._grammar is not None
 
     def observe(self, path: Sequence[int], prefix_hash: int, count: int) -> Observed:
         """What the target said on the accepted path and off it.
@@ -78,7 +78,7 @@ class Observer:
         """
         count = min(count, self._digests(ROOT).vocabulary_size)
         tops = tuple([top_ids(self._digests(node), count) for node in (ROOT, *path)])
-        off_path = self._off_path(frozenset(path), prefix_hash, count) if self._looks_aside else ()
+        off_path = self._off_path(frozenset(path), prefix_hash, count) if self._sees_off_path else ()
         return Observed(count, tops, tuple(off_path))
 
     def _off_path(self, path: frozenset[int], prefix_hash: int, count: int) -> list[OffPathRow]:

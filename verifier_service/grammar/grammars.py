@@ -62,7 +62,7 @@ class Grammars:
             task = asyncio.current_task()
             if not self._closed or (task is not None and task.cancelling()):
                 raise
-            # Threads that end break off whatever is waited for, and take nothing new.
+            # Executors that are shut down cancel waiting work and refuse new work.
             raise Unavailable("this verifier is stopping") from error
 
     def close(self) -> None:
@@ -73,7 +73,8 @@ class Grammars:
         self._builder.shutdown(wait=False, cancel_futures=True)
 
     async def _built(self, factory: MatcherFactory, grammar: Grammar, generated: Sequence[int]) -> Matcher:
-        # Apart: the walk through a preamble would not come as far as the text, whose verdict may be known.
+        # Each part is tried by itself: the trial's 64 bytes might all go to the preamble, and the verdict on
+        # the text may be cached.
         for name, part in grammar.parts().items():
             if fault := await asyncio.shield(self._verdict(part, name)):
                 raise InvalidRequest(f"{name} cannot be used: {fault}")

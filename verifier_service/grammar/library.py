@@ -16,15 +16,13 @@ from numpy.typing import NDArray
 
 from outrider.tokens import TokenTable
 from speculative.errors import DeadEnd, EmptySupport, InvalidRequest
-from speculative.grammar import ForcedToken, Grammar, GrammarKind
+from speculative.grammar import ForcedToken, Grammar, GrammarKind, without_literals
 from verifier_service.grammar.forcing import forced_tokens
 from verifier_service.grammar.trial import TRIED_ID, Vocabulary, matcher
 from verifier_service.grammar.vetting import readable
 
 # Forced tokens would depend on how a tokenizer splits text. Without them a mask is a function of bytes alone.
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
-_LITERALS = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/')
-"""Strings, comments and regular expressions of a Lark grammar, in which operators have no meaning."""
 _SPECIAL_ID = re.compile(r"<\[(\d{1,9})\]>")
 """A special token in a Lark grammar."""
 
@@ -67,7 +65,7 @@ def _lark(text: str, name: str) -> str:
     """A client's grammar, checked for options of the server and for special tokens."""
     if "%llguidance" in text:
         raise InvalidRequest(f"{name} has %llguidance, which only the server may set; leave it out")
-    bare = _LITERALS.sub("", text)
+    bare = without_literals(text)
     if special := re.search(r"<(?!\[\d{1,9}\]>)[^\s>]*>", bare):
         raise InvalidRequest(
             f"{name} has {special[0][:80]}: special tokens have no text that could match; write a special "
@@ -114,15 +112,15 @@ class MatcherFactory:
         """
         for name, part in grammar.parts().items():
             self._check_special(part, name)
-        made, ahead = (self._compiled(grammar) for _ in range(2))
+        made, off_path = (self._compiled(grammar) for _ in range(2))
         for number, token in enumerate(generated):
             made.compute_bitmask()
             if not made.consume_token(token):
                 raise InvalidRequest(
                     f"generated id {token} (number {number}) is none that {grammar.kind} allows there"
                 )
-        sees_ahead = all(map(ahead.consume_token, generated))
-        found = LibraryMatcher(made, self._tokens, self._vocabulary_size, ahead if sees_ahead else None)
+        follows = all(map(off_path.consume_token, generated))
+        found = LibraryMatcher(made, self._tokens, self._vocabulary_size, off_path if follows else None)
         if not generated:
             try:
                 found.allowed(())
@@ -145,7 +143,7 @@ class MatcherFactory:
     def _check_special(self, grammar: Grammar, name: str) -> None:
         if grammar.kind is not GrammarKind.LARK:
             return
-        for id_ in map(int, _SPECIAL_ID.findall(_LITERALS.sub("", grammar.text))):
+        for id_ in map(int, _SPECIAL_ID.findall(without_literals(grammar.text))):
             if id_ not in self._special_ids:
                 raise InvalidRequest(
                     f"{name} has <[{id_}]>, but {id_} is no special token that may stand in a text; use the "
@@ -160,7 +158,8 @@ class LibraryMatcher:
         committed: the library's matcher, after all committed ids.
         tokens: bytes of each id of the tokenizer.
         vocabulary_size: width of the target's logits.
-        ahead: the same, compiled apart, to ask about forced text and other texts; None: nobody asks.
+        off_path: a second compiled copy in the same state, for questions off the output's path; None: such
+            questions get no answer.
     """
 
     def __init__(
@@ -168,14 +167,14 @@ class LibraryMatcher:
         committed: LLMatcher,
         tokens: Sequence[bytes],
         vocabulary_size: int,
-        ahead: LLMatcher | None = None,
+        off_path: LLMatcher | None = None,
     ) -> None:
         self._committed = committed
-        # What lies ahead, or beside the text, takes states of the lexer. In the session's own matcher a text
-        # would end some tokens earlier at their limit than in plain decoding.
-        self._ahead = None if ahead is None else LibraryMatcher(ahead, tokens, vocabulary_size)
+        # Questions about other texts use up lexer states. If they used those of the session's own matcher,
+        # the output would reach the limit, and end, some tokens earlier than in plain decoding.
+        self._off_path = None if off_path is None else LibraryMatcher(off_path, tokens, vocabulary_size)
         self._unread: list[int] = []
-        """Committed tokens that `_ahead` does not have yet."""
+        """Committed tokens that `_off_path` does not have yet."""
         self._tokens = tokens
         self._vocabulary_size = vocabulary_size
         self._drafted = committed
@@ -204,18 +203,18 @@ class LibraryMatcher:
     def forced(self, most: int) -> Sequence[ForcedToken]:
         """The forced text after the committed ids as at most `most` tokens; see `Matcher.forced`."""
         # Not by the library's own forced text: that is followed to its end, in a{100000} too.
-        ahead = self.aside()
-        return () if ahead is None else forced_tokens(ahead.allowed, self._tokens, most)
+        off_path = self.off_path_matcher()
+        return () if off_path is None else forced_tokens(off_path.allowed, self._tokens, most)
 
-    def aside(self) -> "LibraryMatcher | None":
-        """The matcher that was compiled apart, after all committed ids; see `Matcher.aside`."""
-        if self._ahead is not None and self._unread:
+    def off_path_matcher(self) -> "LibraryMatcher | None":
+        """The second compiled copy, after all committed ids; see `Matcher.off_path_matcher`."""
+        if self._off_path is not None and self._unread:
             unread, self._unread = self._unread, []
             try:
-                self._ahead.skip(unread)
+                self._off_path.skip(unread)
             except DeadEnd:
-                self._ahead = None
-        return self._ahead
+                self._off_path = None
+        return self._off_path
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Moves over committed tokens. Raises DeadEnd where the grammar does not allow one of them."""
@@ -230,7 +229,7 @@ class LibraryMatcher:
             self._move(token)
         self._drafted, self._path = self._committed, ()
         self._masks.clear()
-        if self._ahead is not None:
+        if self._off_path is not None:
             self._unread += tokens
 
     def skip(self, tokens: Sequence[int]) -> None:

@@ -174,7 +174,8 @@ class SessionTable:
         epoch from the future, which fences nobody off.
         """
         checked_epoch(epoch, now_ms)
-        view = self.find(key)  # its epoch counts, were it the one not named for longest
+        # A session that is still here fences by its own epoch, even if `_epochs` has dropped its key.
+        view = self.find(key)
         highest = max(self._epochs.get(key, 0), 0 if view is None else view.epoch)
         if epoch < highest:
             raise StaleEpoch(

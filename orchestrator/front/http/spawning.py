@@ -44,12 +44,12 @@ class KillableProcess:
         return cls(process, *streams)
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         """Whether the process has not ended."""
         return self._process.poll() is None
 
     @property
-    def overran(self) -> bool:
+    def used_up_cpu_time(self) -> bool:
         """Whether the system ended the process, which had used up its processor time; known once closed."""
         return self._process.returncode == -signal.SIGXCPU
 

@@ -177,7 +177,7 @@ def renamed(error: InvalidRequest, body: GenerationFields | None) -> InvalidRequ
         return FieldRefused("tools", f"the grammar of the tools' calls cannot be used: {message}")
     structured = body is not None and body.structured_outputs is not None
     form = "structured_outputs" if structured else "response_format"
-    if message.startswith("preamble"):  # of the front's own making
+    if message.startswith("preamble"):  # the front wrote it, not the client
         return FieldRefused(form, f"the reasoning before the format cannot be constrained: {message}")
     return FieldRefused(form, message) if structured and param_of(message) == "response_format" else error
 

@@ -21,6 +21,7 @@ from outrider.cli.local.up import Stopped, stoppable
 from outrider.cli.local.up_settings import EMBEDDED, StackOptions, embedded
 from outrider.client import Chunk, Client, Completion
 from outrider.client.options import Options
+from outrider.json_lines import json_lines
 from outrider.tokens import TokenTable
 from outrider.wire.names import TARGET
 from speculative.text import TextStream
@@ -90,7 +91,7 @@ def run_demo(passes: str) -> int:
 def read_prompts(path: Path, count: int = PROMPTS) -> list[HeldOutPrompt]:
     """Reads `count` held-out prompts, spread over the file, each with its temperature and seed."""
     try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = [json.loads(line) for line in json_lines(path.read_text(encoding="utf-8"))]
     except FileNotFoundError as error:
         raise CommandFailed(f"there are no prompts at {path}: they come with a clone", "NOT_FOUND") from error
     chosen = lines[:: max(1, len(lines) // count)][:count]

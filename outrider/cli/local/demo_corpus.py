@@ -11,6 +11,7 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
+from outrider.json_lines import json_lines
 from outrider.runtime.settings import cache_folder
 from outrider.tokens import TokenTable
 from retrieval_service.corpus.build import build
@@ -70,7 +71,7 @@ def installed_source(root: Path, most_bytes: int = MOST_BYTES) -> list[Path]:
 def kept_out(heldout: Path, cache: Path) -> list[Path]:
     """Files of held-out text: the prompts with their continuations, and their modules as installed here."""
     library = Path(sysconfig.get_path("stdlib"))
-    held = [json.loads(line) for line in heldout.read_text(encoding="utf-8").splitlines()]
+    held = [json.loads(line) for line in json_lines(heldout.read_text(encoding="utf-8"))]
     texts = cache / "held-out.txt"
     texts.write_text("\n\n".join(one["prompt"] + one["continuation"] for one in held), encoding="utf-8")
     return [texts, *(path for one in held if (path := library / one["name"]).is_file())]

@@ -261,8 +261,11 @@ def read_up(flags: Mapping[str, Any], environment: Mapping[str, str] | None = No
         raise usage(str(error)) from error
     assert isinstance(settings, UpSettings)
     for name in ("corpus", "folder"):
-        if settings.retrieval == NONE and any(flagged.get(name, "")):
-            raise usage(f"--{name} is for the retrieval worker, and retrieval = none: drop one of them")
+        if settings.retrieval == NONE and flagged.get(name, "") not in ("", [""]):
+            raise usage(
+                f"--{name} needs the retrieval worker, which retrieval = none does not start; leave one of "
+                "them out"
+            )
     overrides = ServiceOverrides(
         config="" if given.file is None else str(given.file.path.expanduser().resolve()),
         by_role={role: own for role in ROLES if (own := _settings_for(role, given.file, environment))},

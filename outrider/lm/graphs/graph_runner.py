@@ -236,7 +236,7 @@ class GraphRunner:
         copies = self._inputs.send(self._pool.deferred or {})
         if copies is not None:
             self._pool.move(*copies)
-            self._pool.settled()
+            self._pool.clear_deferred()
         if asks.words is not None:
             self._inputs.send_asks(asks.words)
         return shape

@@ -286,12 +286,11 @@ class SlotPool:
         """Makes the deferred copies, all of them or none; call it before slots are read or written."""
         if copies := self.deferred:
             self.move(*transfer.indices([list(copies.keys()), list(copies.values())], self.layout.device))
-            self.settled()
+            self.clear_deferred()
 
-    def settled(self) -> None:
-        """Notes that the deferred copies, source slot by target slot, have been made."""
-        if self.deferred:
-            self.deferred = {}
+    def clear_deferred(self) -> None:
+        """Forgets the deferred copies, which have been made."""
+        self.deferred = {}
 
     def tail(self, block: int) -> torch.Tensor:
         """What is kept beside a block, ``[tail]``: a view."""

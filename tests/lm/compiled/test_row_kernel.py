@@ -220,7 +220,7 @@ class OddIds:
     def forced(self, most: int) -> Sequence[ForcedToken]:
         return ()
 
-    def aside(self) -> "OddIds":
+    def off_path_matcher(self) -> "OddIds":
         return self
 
     def commit(self, tokens: Sequence[int]) -> None:

@@ -9,7 +9,6 @@ import threading
 import time
 from array import array
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from orchestrator.front.http.fields import CompletionFields
 from outrider.tokens import ChatTemplate
 from speculative.errors import OutriderError, Overloaded, Unavailable
 from tests.in_time import in_time
+from tests.processes import own_children_running
 
 BOUNDS = BodyBounds(context=131_072, text_bytes=2**23, prompts=256, most_bytes=2**25)
 HI = [{"role": "user", "content": "hi"}]
@@ -65,20 +65,7 @@ async def pool() -> AsyncIterator[Pool]:
 
 def readers() -> set[int]:
     """Process ids of the readers among the children of this process."""
-    return {int(pid) for pid in children() if MODULE.encode() in command_of(pid).split(b"\0")}
-
-
-def children() -> list[str]:
-    """Process ids of this process' children; those of a thread that ends meanwhile move to another thread."""
-    found: list[str] = []
-    for file in Path("/proc/self/task").glob("*/children"):
-        with suppress(FileNotFoundError, ProcessLookupError):
-            found += file.read_text().split()
-    return found
-
-
-def command_of(pid: str) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return {*own_children_running(MODULE)}
 
 
 def environment_of(pid: int) -> bytes:

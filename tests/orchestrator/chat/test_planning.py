@@ -38,10 +38,15 @@ THINKING = "{% if enable_thinking is false %}<think></think>{% else %}<think>\n{
 WORDS = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 
+def rendered_as(text: str, *more: Any) -> Rendered:
+    """A prompt for a model whose reasoning can precede a format."""
+    return Rendered(text, *more, can_reason_before_format=True)
+
+
 def plan(template: str, **fields: Any) -> tuple[str, ChatPlan]:
     request = ChatRequest.model_validate({"messages": HI, **fields})
     conversation = chat_conversation(request.messages, request)
-    return planned(request, Rendered(render_conversation(template, {}, conversation), template))
+    return planned(request, rendered_as(render_conversation(template, {}, conversation), template))
 
 
 def test_the_embedded_template_shows_tools_calls_and_results() -> None:
@@ -131,7 +136,7 @@ def test_the_checkpoint_s_response_template_goes_before_the_table() -> None:
 
     def planned_by(template: str, **fields: Any) -> ChatPlan:
         request = ChatRequest.model_validate({"messages": HI, **fields})
-        return planned(request, Rendered("a:", template, response))[1]
+        return planned(request, rendered_as("a:", template, response))[1]
 
     free = planned_by(EMBEDDED, tools=[TOOL])
     assert (free.format, json.loads(free.order)["allowed"]) == ("", None)
@@ -151,7 +156,7 @@ def test_a_family_s_response_template_reads_its_required_calls() -> None:
         {"messages": HI, "tools": [TYPED], "tool_choice": {"type": "function", "function": {"name": "put"}}}
     )
     special = {"<|tool_call>": 7, '<|"|>': 8, "<channel|>": 9}
-    prompt, found = planned(request, Rendered("<|turn>model\n", template, response, special))
+    prompt, found = planned(request, rendered_as("<|turn>model\n", template, response, special))
     assert prompt == "<|turn>model\n"
     assert (found.format, found.named, found.thought) == ("", True, Thought.POSSIBLE)
     assert found.marks == ThoughtMarks("<|channel>thought\n", "<channel|>")
@@ -159,7 +164,7 @@ def test_a_family_s_response_template_reads_its_required_calls() -> None:
     (tool,) = json.loads(found.order)["tools"]
     assert tool["function"]["parameters"]["properties"]["unit"] == {"enum": [1, 2], "type": ["integer"]}
     with pytest.raises(FieldRefused, match="format of this model's tool calls is not known"):
-        planned(request, Rendered("<|turn>model\n", template))
+        planned(request, rendered_as("<|turn>model\n", template))
 
 
 def test_reasoning_between_a_family_s_own_marks_is_counted() -> None:
@@ -209,7 +214,7 @@ def test_reasoning_that_the_prompt_opens_precedes_the_client_s_format(form: dict
     assert plan(THINKING, **form)[1] == ChatPlan(thought=Thought.OPEN, preamble=preamble)
     template = "<tool_call> <function= <parameter= <|im_start|>assistant\n</think><think>\n"
     request = ChatRequest.model_validate({"messages": HI, **form})
-    _, found = planned(request, Rendered(template, template, json.dumps(KNOWN["qwen_function"])))
+    _, found = planned(request, rendered_as(template, template, json.dumps(KNOWN["qwen_function"])))
     assert found == ChatPlan(thought=Thought.OPEN, preamble=preamble)
     answer = Piece(0, 'Hm.\n</think>\n\n{"a": 1}', finish="stop", first=True)
     message = ChatCompletionFormat(None, plan=found).whole(answer)["message"]
@@ -241,7 +246,7 @@ def test_marks_that_are_special_tokens_stand_around_reasoning_by_their_ids() -> 
     template = "<|turn>model\n<|channel>thought\n<channel|><|tool_call><tool_call|>"
     special = {"<|channel>": 7, "<channel|>": 9}
     request = ChatRequest.model_validate({"messages": HI, "response_format": SCHEMA})
-    _, found = planned(request, Rendered("<|turn>model\n", template, json.dumps(KNOWN["gemma4"]), special))
+    _, found = planned(request, rendered_as("<|turn>model\n", template, json.dumps(KNOWN["gemma4"]), special))
     assert found.marks == ThoughtMarks("<|channel>thought\n", "<channel|>")
     assert found.preamble.startswith('start: (<[7]> "thought\\n" rule_1)?')
     assert "<[9]>" in found.preamble
@@ -250,7 +255,7 @@ def test_marks_that_are_special_tokens_stand_around_reasoning_by_their_ids() -> 
 def test_where_reasoning_is_a_message_of_its_own_the_answer_begins_in_the_client_s_format() -> None:
     template = "<|start|>assistant <|channel|> <|message|> <|call|> <|end|>"
     request = ChatRequest.model_validate({"messages": HI, "response_format": SCHEMA})
-    rendered = Rendered("<|start|>assistant", template, json.dumps(KNOWN["harmony"]))
+    rendered = rendered_as("<|start|>assistant", template, json.dumps(KNOWN["harmony"]))
     assert planned(request, rendered)[1] == ChatPlan()
 
 

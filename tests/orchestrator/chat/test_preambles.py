@@ -14,7 +14,11 @@ from orchestrator.front.http.chat.plan import ChatPlan
 from orchestrator.front.http.chat.planning import Rendered, planned
 from orchestrator.front.http.openai_format import ChatCompletionFormat
 from orchestrator.front.http.templated.known_templates import response_template
-from orchestrator.front.http.templated.special_marks import parsed_marks, special_marks, takes_preamble
+from orchestrator.front.http.templated.special_marks import (
+    can_reason_before_format,
+    parsed_marks,
+    special_marks,
+)
 from outrider.tokens import ChatTemplate, TokenTable
 from speculative.grammar import Grammar
 from tests.conftest import writing_tokenizer
@@ -41,7 +45,7 @@ def plan_for(target: TargetModel, **form: Any) -> ChatPlan:
     source, response = target.chat.source, response_template(target.chat)
     prompt = source.partition("{#")[0]
     return planned(
-        request, Rendered(prompt, source, response, special_marks(target), takes_preamble(target))
+        request, Rendered(prompt, source, response, special_marks(target), can_reason_before_format(target))
     )[1]
 
 

@@ -18,6 +18,7 @@ from orchestrator.front.http.templated.response_parsers import MODULE, ChoicePar
 from orchestrator.front.http.templated.template_parser import TemplateParser
 from outrider.tokens import ChatTemplate
 from tests.orchestrator.fronts import soon
+from tests.processes import own_children_running
 
 GLM, GEMMA, QWEN = (json.loads(json.dumps(KNOWN[name])) for name in ("glm", "gemma4", "qwen_function"))
 ENDLESS = {
@@ -131,12 +132,7 @@ async def parsers() -> AsyncIterator[ResponseParsers]:
 
 def workers() -> list[int]:
     """Process ids of the parsers among the children of this process."""
-    return [
-        int(pid)
-        for file in Path("/proc/self/task").glob("*/children")
-        for pid in file.read_text().split()
-        if MODULE.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    ]
+    return own_children_running(MODULE)
 
 
 def about(pid: int, what: str) -> str:

@@ -207,6 +207,26 @@ def test_a_folder_is_released_only_when_the_last_save_has_ended(
     again.close()
 
 
+def test_what_no_save_can_take_in_the_end_costs_no_other_owner_a_document(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = Documents(server, "digest", tmp_path, LIMITS)
+    for owner in ("a", "b"):
+        documents.add(owner, [("one", [1] * 16)])
+
+    def scarce(*given: Any) -> Any:
+        if "a" in given:
+            raise MemoryError
+        return write_scope(*given)
+
+    with monkeypatch.context() as memory:
+        memory.setattr("retrieval_service.dense.saving.write_scope", scarce)
+        documents.close()
+    again = Documents(server, "digest", tmp_path, LIMITS)
+    assert again.near.count == 1
+    again.close()
+
+
 def test_what_was_not_saved_is_saved_in_the_end(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -327,5 +327,5 @@ def test_another_version_is_refused(
     library.save(tmp_path)
     manifest = tmp_path / "manifest"
     manifest.write_bytes(manifest.read_bytes().replace(b"outrider-dense 2 ", b"outrider-dense 9 ", 1))
-    with pytest.raises(LibraryMismatch, match="version 9, this program reads 2"):
+    with pytest.raises(LibraryMismatch, match="version 9, but this program reads version 2"):
         load(tmp_path, embedder)

@@ -207,17 +207,17 @@ async def test_a_corpus_that_is_removed_while_a_call_loads_it_stays_removed(
         assert go_on.wait(60)
         return index
 
-    only = Builds.only
+    building = Builds.building
 
     def begin_to_remove(builds: Builds, path: Path) -> Any:
         removing.set()
-        return only(builds, path)
+        return building(builds, path)
 
     key = retrieval_pb2.CorpusName(name="lines", public=True)
     async with serving(tiny_llama, tmp_path) as live:
         await live.build("lines", LINE)
         monkeypatch.setattr("retrieval_service.server.open_corpus", open_slowly)
-        monkeypatch.setattr(Builds, "only", begin_to_remove)
+        monkeypatch.setattr(Builds, "building", begin_to_remove)
         try:
             load = live.retrieval.LoadCorpus(retrieval_pb2.LoadCorpusRequest(name=key), timeout=100)
             loading = asyncio.ensure_future(load)

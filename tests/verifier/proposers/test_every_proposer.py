@@ -22,7 +22,7 @@ class Forcing:
     def forced(self, most: int) -> list[ForcedToken]:
         return [ForcedToken(token, only=token < 8) for token in (8, 9, 5, 6, 7)][:most]
 
-    def aside(self) -> None:
+    def off_path_matcher(self) -> None:
         raise AssertionError("a proposer asks about no other text")
 
     def commit(self, tokens: Sequence[int]) -> None:

@@ -50,7 +50,7 @@ class Digits:
     def forced(self, most: int) -> tuple[int, ...]:
         return ()
 
-    def aside(self) -> "Digits":
+    def off_path_matcher(self) -> "Digits":
         return self
 
     def commit(self, tokens: Sequence[int]) -> None:

@@ -16,7 +16,7 @@ from orchestrator.front.http.bodies.reading import ReadBody, needs_process, pars
 from orchestrator.front.http.chat.conversation import ChatConversation
 from orchestrator.front.http.chat.planning import Rendered
 from orchestrator.front.http.templated.known_templates import response_template
-from orchestrator.front.http.templated.special_marks import special_marks, takes_preamble
+from orchestrator.front.http.templated.special_marks import can_reason_before_format, special_marks
 from orchestrator.front.message_bounds import most_text_bytes
 from outrider.tokens import ChatTemplate
 
@@ -68,7 +68,7 @@ class BodyIntake:
             return read_value(kind, parse_json(data), bounds, _no_conversation)
         templates = {target.name: _template(target) for target in targets}
         special = {target.name: special_marks(target) for target in targets}
-        preambles = frozenset(target.name for target in targets if takes_preamble(target))
+        preambles = frozenset(target.name for target in targets if can_reason_before_format(target))
         task = BodyTask(kind, len(data), bounds, templates, special, preambles)
         return await self._pool.read(task, data, owner)
 

@@ -201,9 +201,9 @@ class ReaderPool:
                 try:
                     return await self._read_by(process, waiting)
                 except ReaderEnded:
-                    if waiting.result.done() or process.overran:
+                    if waiting.result.done() or process.used_up_cpu_time:
                         raise
-                    # Once may be another's doing; twice, it is the body's.
+                    # One kill may have another cause; after a second one, the body is to blame.
                     return await self._read_by(await ReaderProcess.start(), waiting)
         except TimeoutError:
             raise Overloaded("this orchestrator is too busy to read a large body", 1.0) from None
@@ -225,7 +225,7 @@ class ReaderPool:
         """A process that waits for a body; a new one where none does."""
         while self._ready:
             process = self._ready.pop()
-            if process.runs:
+            if process.is_running:
                 return process
             await self._clear_away(process)
         return await ReaderProcess.start()

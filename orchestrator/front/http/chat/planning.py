@@ -22,9 +22,8 @@ from orchestrator.front.http.chat.tool_grammar import CalledFunction, calls_gram
 from orchestrator.front.http.field_faults import FieldRefused
 from orchestrator.front.http.fields import JsonObjectFormat, JsonSchemaFormat
 from orchestrator.front.http.templated.parse_order import REASONING, parse_order
+from speculative.grammar import without_literals
 
-_LITERALS = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/')
-"""Strings, comments and regular expressions of a Lark grammar, which name no special token."""
 _SPECIAL_ID = re.compile(r"<\[\d")
 
 
@@ -39,7 +38,7 @@ class Rendered:
     """The response template of the checkpoint or of its family as JSON; empty: none can be used here."""
     special: Mapping[str, int] = field(default_factory=dict)
     """Ids of the marks of the answer that are special tokens."""
-    takes_preamble: bool = True
+    can_reason_before_format: bool = False
     """Whether the model's reasoning can precede an answer in the client's format."""
 
 
@@ -68,7 +67,7 @@ def _planned(asked: ChatRequest, rendered: Rendered) -> tuple[str, ChatPlan]:
     free = ChatPlan(thought=thought, marks=marks or THINK)
     chosen, format_ = chosen_tools(asked), format_of(template)
     form = _client_format(asked, free.marks)
-    if chosen.calling is not Calling.SURELY and form in (_ClientFormat.JSON, _ClientFormat.TEXT):
+    if chosen.calling is not Calling.SURELY and form in (_ClientFormat.JSON, _ClientFormat.OTHER):
         free = replace(free, preamble=_preamble(asked, free, format_, rendered))
         if form is _ClientFormat.JSON or thought is Thought.OPEN:
             return rendered.text, free if free.preamble else ChatPlan()
@@ -98,10 +97,10 @@ class _ClientFormat(Enum):
 
     NONE = auto()
     JSON = auto()
-    """JSON, which has no room for reasoning and calls."""
-    TEXT = auto()
+    """JSON: neither reasoning nor calls can stand in it."""
+    OTHER = auto()
     """A format of which the reasoning is no part."""
-    WHOLE = auto()
+    WITH_REASONING = auto()
     """A format that writes the end mark of the reasoning itself."""
 
 
@@ -114,17 +113,17 @@ def _client_format(asked: ChatRequest, marks: ThoughtMarks) -> _ClientFormat:
     written = "\n".join((regex, grammar, *(structured.choice or ())))
     if not written.strip():
         return _ClientFormat.JSON
-    by_text, by_id = marks.end in written.replace("\\", ""), _SPECIAL_ID.search(_LITERALS.sub("", grammar))
-    return _ClientFormat.WHOLE if by_text or by_id else _ClientFormat.TEXT
+    by_text, by_id = marks.end in written.replace("\\", ""), _SPECIAL_ID.search(without_literals(grammar))
+    return _ClientFormat.WITH_REASONING if by_text or by_id else _ClientFormat.OTHER
 
 
 def _preamble(asked: ChatRequest, free: ChatPlan, format_: CallFormat | None, rendered: Rendered) -> str:
     """The grammar of the reasoning before the client's own format.
 
-    Empty also where the model can have none, where the client wants none, which some templates ignore, and
-    where reasoning is a message of its own: the answer's message would need a head behind it.
+    Empty if the model cannot reason before a format, or if the client turned reasoning off, which some
+    templates ignore. Empty too if reasoning is a message of its own: a message header would have to follow.
     """
-    if not rendered.takes_preamble or asked.variables().get("enable_thinking") is False:
+    if not rendered.can_reason_before_format or asked.variables().get("enable_thinking") is False:
         return ""
     tags = None if format_ is None else format_.tags
     if tags is not None and tags.thought:

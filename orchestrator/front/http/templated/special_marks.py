@@ -14,7 +14,8 @@ from outrider.tokens import TokenTable
 def special_marks(target: TargetModel) -> Mapping[str, int]:
     """Ids of the special tokens that are marks in the model's answers, by their text.
 
-    The marks are those of its response template, and those around reasoning, which it may not name.
+    The marks are those of its response template, and those around reasoning, which that template may leave
+    out.
     """
     if target.chat is None:
         return MappingProxyType({})
@@ -23,11 +24,11 @@ def special_marks(target: TargetModel) -> Mapping[str, int]:
 
 
 def parsed_marks(target: TargetModel) -> Mapping[str, int]:
-    """The same of the marks of the response template alone: all that its parser looks for."""
+    """As `special_marks`, but only for marks of the response template: its parser reads no others."""
     return _among(target, _parsed(target))
 
 
-def takes_preamble(target: TargetModel) -> bool:
+def can_reason_before_format(target: TargetModel) -> bool:
     """Whether reasoning can precede an answer in a client's format.
 
     Not where the verifier is too old for a grammar with a preamble, nor where the end mark of the reasoning
