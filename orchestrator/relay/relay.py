@@ -190,9 +190,10 @@ class Relay:
 
 
 async def _wait_for(turn: asyncio.Event, state: RequestState, deadline: RequestDeadline) -> None:
-    """Return once the request may begin, was cancelled, or its time is over.
+    """Return once the request may begin or was cancelled.
 
-    Raises the error that ended it meanwhile.
+    Raises the error that ended it meanwhile, and Unavailable once its time is over: an Open sent as late as
+    that may still reach the verifier, and would take the session from its earlier request for nothing.
     """
     state.attach(lambda _: turn.set())
     state.when_cancelled(turn.set)
@@ -201,6 +202,8 @@ async def _wait_for(turn: asyncio.Event, state: RequestState, deadline: RequestD
             await turn.wait()
     if state.error is not None:
         raise state.error
+    if not turn.is_set():
+        raise Unavailable("the request's time was over before its turn came; retry, or allow more time")
 
 
 async def _cancel(link: VerifierLink, key: SessionKey, epoch: int) -> bool:

@@ -37,8 +37,10 @@ class RequestState:
             self._on_cancel()
 
     def when_cancelled(self, call: Callable[[], None]) -> None:
-        """Have `cancel` call this from now on."""
+        """Have `cancel` call this from now on; an earlier `cancel` calls it at once."""
         self._on_cancel = call
+        if self.cancelled:
+            call()
 
     def end(self, error: OutriderError) -> None:
         """Give the client this error in place of all further tokens."""

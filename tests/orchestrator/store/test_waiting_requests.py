@@ -102,6 +102,7 @@ async def test_the_session_s_earlier_request_ends_with_one_that_waited_in_vain(
                 with pytest.raises(Unavailable):
                     await ask(other, *key[:2], timeout=1.0)
         await world.until(lambda: verifier.sessions[key].finished is FinishReason.CANCELLED)
+    assert len(verifier.opened) == 2 + LEAST_AT_ONCE  # no request was opened that had no turn
     await store.close()
     verifier.per_tick = 4
     await asyncio.gather(earlier, *burst)
