@@ -49,6 +49,7 @@ def _make_worker(
         max_sessions=settings.max_sessions,
         grace_s=settings.keep_s,
         numerics=drafter.numerics,
+        learns=False,
         noun="drafter",
     )
     if learning is not None:

@@ -69,6 +69,7 @@ class RetrievalService(SourceServer[RetrievalWorker]):
             max_sessions=settings.max_sessions,
             grace_s=settings.keep_s,
             names=loaded.catalogue.names,
+            learns=loaded.past is not None,
             noun="service",
         )
         return RetrievalWorker(loaded.catalogue, profile, publish, self._observe, shape=settings.shape)

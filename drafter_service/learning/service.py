@@ -141,7 +141,7 @@ class Learning:
         version = versions.state.current
         worker = LearningWorker(
             drafter,
-            replace(profile, model=self._called(version), tops=TOPS, tenant=self._owner.tenant),
+            replace(profile, model=self._called(version), tops=TOPS, tenant=self._owner.tenant, learns=True),
             publish,
             growth=settings.growth,
             nodes_per_pass=settings.nodes_per_pass,

@@ -126,6 +126,7 @@ class EdgeSource(draft_source_pb2_grpc.DraftSourceServicer):
             vocabulary_size=2**32 - 1,
             max_length=LONGEST,
             contract=CONTRACT,
+            learns=False,
         )
 
     @guarded_unparsed

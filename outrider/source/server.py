@@ -128,6 +128,7 @@ class SourceServer(draft_source_pb2_grpc.DraftSourceServicer, Generic[W]):
             max_sessions=profile.max_sessions,
             tops=profile.tops,
             tenant=profile.tenant,
+            learns=profile.learns,
         )
 
     @guarded_unparsed

@@ -48,6 +48,7 @@ class SourceDescription(_message.Message):
     MAX_SESSIONS_FIELD_NUMBER: _builtins.int
     TOPS_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    LEARNS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The source's name in usage and metrics; see Source.name in verifier.proto."""
     model: _builtins.str
@@ -72,6 +73,10 @@ class SourceDescription(_message.Message):
     """The only tenant whose sessions the source follows; empty: any tenant's. A drafter that learns from one
     tenant's text names that tenant here.
     """
+    learns: _builtins.bool
+    """Whether the source keeps anything of the sessions that may be learnt from (Follow.learn). Where it does not, a
+    session may end without the source having seen all of it. Unset: it may keep something.
+    """
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """All names, if the source drafts under several, each as Source.name in verifier.proto; else empty."""
@@ -89,12 +94,15 @@ class SourceDescription(_message.Message):
         max_sessions: _builtins.int = ...,
         tops: _builtins.int = ...,
         tenant: _builtins.str = ...,
+        learns: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_learns", b"_learns", "learns", b"learns"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["contract", b"contract", "max_length", b"max_length", "max_sessions", b"max_sessions", "model", b"model", "name", b"name", "names", b"names", "tenant", b"tenant", "tokenizer_digest", b"tokenizer_digest", "tops", b"tops", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_learns", b"_learns", "contract", b"contract", "learns", b"learns", "max_length", b"max_length", "max_sessions", b"max_sessions", "model", b"model", "name", b"name", "names", b"names", "tenant", b"tenant", "tokenizer_digest", b"tokenizer_digest", "tops", b"tops", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__learns: _TypeAlias = _typing.Literal["learns"]  # noqa: Y015
+    _WhichOneofArgType__learns: _TypeAlias = _typing.Literal["_learns", b"_learns"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__learns) -> _WhichOneofReturnType__learns | None: ...
 
 Global___SourceDescription: _TypeAlias = SourceDescription  # noqa: Y015
 

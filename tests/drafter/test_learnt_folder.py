@@ -1,6 +1,7 @@
 """The folder of what a drafter learnt: whose it is, whenever the given weights come."""
 
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from drafter_service.learning import service
 from drafter_service.settings import DrafterSettings
 from outrider.learning.versions import BASE
 from outrider.runtime.metrics import Metrics
+from outrider.source.followed import SourceProfile
 from tests.drafter.support.fake_drafter import FakeDrafter
 
 COMMIT = "c" * 40
@@ -57,3 +59,20 @@ def test_a_drafter_that_the_first_start_downloads_is_the_same_at_the_next(
     assert loaded[1:] == [versions.name_of(1)]
     assert again._versions is not None
     again._versions.close()
+
+
+def test_verifiers_are_told_that_a_drafter_learns_and_from_whom(
+    monkeypatch: pytest.MonkeyPatch, tiny_llama: Path, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(service, "load", lambda settings: FakeDrafter())
+    settings = DrafterSettings(
+        model=str(tiny_llama), learn="tenant:ann", learn_dir=tmp_path / "learnt", device="cpu"
+    )
+    learning = service.Learning(settings, Metrics("drafter"))
+    profile = SourceProfile("drafter", "fake", learns=False)
+    worker = learning.worker(learning.load(), profile, lambda outgoing: None)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    worker.stop()
+    thread.join(60)
+    assert (worker.profile.learns, worker.profile.tenant) == (True, "ann")

@@ -148,6 +148,8 @@ async def test_a_drafter_says_what_it_can_follow(run: Any) -> None:
         described = await stub.Describe(draft_source_pb2.SourceDescribeRequest())
     assert (described.name, described.model, described.vocabulary_size) == ("small", "fake", 24)
     assert described.max_length == 200
+    assert described.HasField("learns")
+    assert not described.learns, "its sessions leave nothing in it"
     assert running.names == ("outrider.v1.DraftSource",)
 
 

@@ -58,6 +58,8 @@ class SourceLink:
         """The survival below which the engine admits no node now; goes out with the next request."""
         self._tops = 0
         """How many of the target's likeliest ids the source wants of each row; 0 until it is described."""
+        self._learns = True
+        """Whether the source keeps anything of sessions; it may until it is described."""
         self._vocabulary_size = 0
         self._put = put
         self._counts = counts
@@ -129,7 +131,7 @@ class SourceLink:
     def finish(self, update: Update) -> None:
         """Ends the subscription of a finished session; a source that learns gets its last tokens first."""
         subscription = self._subscriptions.get(update.handle)
-        learns = subscription is not None and subscription.view.request.learn
+        learns = self._learns and subscription is not None and subscription.view.request.learn
         if learns and update.ids:
             self.progress(update, resting=False)
         self.unsubscribe(update.handle, flush=learns)
@@ -163,6 +165,7 @@ class SourceLink:
         self._queue = UpdateQueue(self._follow_bytes)
         self._stopped = False
         self.weights_version = self._tops = 0
+        self._learns = True
         self._unknown = 0
         self._parting.clear()
         self._ended.clear()
@@ -205,6 +208,7 @@ class SourceLink:
 
     def described(self, description: draft_source_pb2.SourceDescription) -> None:
         """Has the engine note what the target says, as far as the source wants to know."""
+        self._learns = description.learns or not description.HasField("learns")
         self._tops = min(description.tops, MAX_TOPS, self._vocabulary_size)
         for subscription in self._subscriptions.values():
             self._observe(subscription)

@@ -365,7 +365,9 @@ async def test_the_port_for_verifiers_takes_no_other_certificate(tmp_path: Path,
             async with open_channel(said["edge"], certificates=shown, role=SOURCE) as channel:
                 stub: Any = DraftSourceStub(channel)  # type: ignore[no-untyped-call]  # a stub of either kind
                 if role == "verifier":
-                    assert (await stub.Describe(draft_source_pb2.SourceDescribeRequest())).name == "edge"
+                    described = await stub.Describe(draft_source_pb2.SourceDescribeRequest())
+                    assert described.name == "edge"
+                    assert (described.HasField("learns"), described.learns) == (True, False)
                     continue
                 with pytest.raises(grpc.aio.AioRpcError, match="names no role that may call"):
                     await stub.Describe(draft_source_pb2.SourceDescribeRequest())

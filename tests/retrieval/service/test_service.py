@@ -36,6 +36,13 @@ async def test_it_says_under_which_names_it_drafts(tiny_llama: Path) -> None:
         assert said.tokenizer_digest == live.tokens.digest
 
 
+@pytest.mark.parametrize("past", [True, False])
+async def test_it_says_that_it_learns_where_it_keeps_past_outputs(tiny_llama: Path, past: bool) -> None:
+    async with serving(tiny_llama, past=past) as live:
+        said = await live.source.Describe(draft_source_pb2.SourceDescribeRequest())
+    assert (said.HasField("learns"), said.learns) == (True, past)
+
+
 async def test_a_corpus_that_is_built_while_drafting_is_drafted_from(
     tiny_llama: Path, tmp_path: Path
 ) -> None:

@@ -70,11 +70,19 @@ async def answers_until_it_rests(verifier: Verifier, source: FakeSource, **named
     await eventually(lambda: source.ended == len(source.follows))
 
 
-@pytest.mark.parametrize("learn", [False, True])
-async def test_sessions_that_begin_while_a_source_rests_are_kept_from_it(learn: bool) -> None:
+@pytest.mark.parametrize(
+    ("learn", "learns"),
+    [(False, None), (True, None), (True, True), (True, False)],
+    ids=["may not be learnt from", "a source that says nothing", "learns", "learns nothing"],
+)
+async def test_sessions_that_begin_while_a_source_rests_are_kept_from_it(
+    learn: bool, learns: bool | None
+) -> None:
+    told = learn and learns is not False
     async with serving(NgramLM(WIDTH)) as verifier:
         plain = (await verifier.generate(PROMPT, new=NEW)).ids
         source = FakeSource(Sure(plain))
+        source.learns = learns
         async with running(source) as server:
             named = {"sources": [("drafter", server.address)], "learn": learn}
             hold_steps_for_drafts(verifier)
@@ -83,9 +91,9 @@ async def test_sessions_that_begin_while_a_source_rests_are_kept_from_it(learn: 
             verifier.target.before_forward = lambda: None
             before = len(source.follows)
             assert (await verifier.generate(PROMPT, new=5, **named)).ids == plain[:5]
-            await eventually(lambda: source.ended == before + learn)
-    assert [follow.node_limit > 0 for follow in source.follows[before:]] == [False] * learn
-    assert source.past[before:] == [[*PROMPT, *plain[:5]]] * learn
+            await eventually(lambda: source.ended == before + told)
+    assert [follow.node_limit > 0 for follow in source.follows[before:]] == [False] * told
+    assert source.past[before:] == [[*PROMPT, *plain[:5]]] * told
 
 
 @pytest.mark.slow

@@ -73,10 +73,14 @@ class FakeSource(draft_source_pb2_grpc.DraftSourceServicer):
         """What it says of its weights."""
         self.tops = 0
         """How many of the target's likeliest ids it wants."""
+        self.learns: bool | None = None
+        """What it says of whether it learns; None: nothing."""
         self.progress: list[draft_source_pb2.Progress] = []
 
     async def Describe(self, request: Any, context: Any) -> draft_source_pb2.SourceDescription:
-        return draft_source_pb2.SourceDescription(name="drafter", model="fake", tops=self.tops)
+        return draft_source_pb2.SourceDescription(
+            name="drafter", model="fake", tops=self.tops, learns=self.learns
+        )
 
     async def Attach(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
         self.streams += 1
