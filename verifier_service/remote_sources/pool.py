@@ -65,15 +65,23 @@ class SourcePool:
                 struck.strike(strike.handle, strike.why)
         for update in report.updates:
             by_index = self._by_session.get(update.handle, {})
-            if update.finish is not None:
-                for link in set(self._by_session.pop(update.handle, {}).values()):
-                    link.finish(update)
-            elif update.parked is not None:
+            if update.parked is not None:
                 self.end(update.handle)
-            else:
+            elif update.finish is None:
                 awake = {link for index, link in by_index.items() if index not in update.resting}
                 for link in set(by_index.values()):
                     link.progress(update, resting=link not in awake)
+
+    def finish(self, report: StepReport) -> None:
+        """Ends the subscriptions of the sessions that a step finished; sources that learn get what they lack.
+
+        To be called after `absorb`, and once the readers of these sessions have been woken: to write and to
+        read all tokens of a session takes about a millisecond, and a reader waits for the end.
+        """
+        for update in report.updates:
+            if update.finish is not None:
+                for link in set(self._by_session.pop(update.handle, {}).values()):
+                    link.finish(update)
 
     async def close_idle(self) -> None:
         """Closes the links to which no session has subscribed for a minute."""

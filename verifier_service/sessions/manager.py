@@ -160,6 +160,7 @@ class SessionManager:
             if view.cursors and view.parked:  # a reader came while the engine parked the session
                 self._resume(view)
         self._readers.announce(report.step, report.expected_us)
+        self._sources.finish(report)
         for view, update in moved:
             self.tracer.absorb(view, update, versions.get(view.handle, {}))
             if update.finish is not None or update.parked is not None:

@@ -18,8 +18,10 @@ from verifier_service.engine.stats import CountsByName
 from verifier_service.remote_sources.link import SourceLink
 from verifier_service.remote_sources.source_rests import SourceActivity
 from verifier_service.remote_sources.subscription import Subscription
+from verifier_service.sessions.manager import SessionManager
 from verifier_service.sessions.request import SessionRequest, SourceAddress
 from verifier_service.sessions.table import SessionView
+from verifier_service.sessions.watch import WatchReaders
 
 WIDTH = 24
 PROMPT = (1, 2, 3)
@@ -94,6 +96,30 @@ async def test_sessions_that_begin_while_a_source_rests_are_kept_from_it(
             await eventually(lambda: source.ended == before + told)
     assert [follow.node_limit > 0 for follow in source.follows[before:]] == [False] * told
     assert source.past[before:] == [[*PROMPT, *plain[:5]]] * told
+
+
+async def test_readers_hear_of_an_end_before_sources_are_sent_what_they_lack(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+
+    def noted(kind: type, name: str) -> None:
+        method = getattr(kind, name)
+
+        def call(self: Any, *args: Any) -> Any:
+            done.append(name)
+            return method(self, *args)
+
+        monkeypatch.setattr(kind, name, call)
+
+    noted(SessionManager, "absorb")
+    noted(WatchReaders, "announce")
+    noted(SourceLink, "finish")
+    async with serving(NgramLM(WIDTH)) as verifier, running(source := FakeSource()) as server:
+        await verifier.generate(PROMPT, new=5, sources=[("drafter", server.address)], learn=True)
+        await eventually(lambda: source.ended == 1)
+    at = done.index("finish")
+    assert done[at - 2 : at] == ["absorb", "announce"]
 
 
 @pytest.mark.slow
