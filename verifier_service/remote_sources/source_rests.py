@@ -34,8 +34,6 @@ _PROBE_WEIGHT = 2.0
 _FIRST_REST = 16
 _MOST_REST = 256
 """The longest rest, in steps, where steps are slow or nobody knows how long they take."""
-_MOST_QUICK_REST = 1024
-"""The same where steps are quick."""
 _MOST_REST_MS = 5000.0
 """How long a rest of more than 256 steps may last, in milliseconds."""
 _SPARED_REST = 64
@@ -176,12 +174,18 @@ class SourceThrottle:
         else:
             self._silent &= not heard
             weight = max(1.0, price / (1.0 + price) * _FIRST_ROUNDS / _STAKE)
-            self._pay(saved / price, weight)
+            if saved > 0.0:
+                self._pay(saved / price, weight)
             # Alone in its step, a session admits what is worth its row: no smaller batch would admit more.
             spared = spared and batch > 1
-            is_short = spared or (right and price <= LEAST_PRICE)
-            most = _SPARED_REST if is_short else self._longest_rest(pass_ms)
-            self._spend(heard, spared, batch, weight, most)
+            self._spend(heard, spared, weight)
+            if self._left <= 0:
+                is_short = spared or (right and price <= LEAST_PRICE)
+                most = _SPARED_REST if is_short else self._longest_rest(pass_ms)
+                # What a batch had no room for, the next batch may have room for.
+                self._rest(1.0 if spared else weight, most)
+                self._follows = spared
+                self._activity.crowd = batch if spared else 0
         self._begins = False
 
     def rested(self, batch: int, step: int) -> None:
@@ -204,8 +208,6 @@ class SourceThrottle:
 
         `weight` is how much a round counts for.
         """
-        if rounds <= 0.0:
-            return
         activity, most = self._activity, self._most_left(weight)
         self.resting = False
         self._left = min(self._left + rounds * weight, most + weight)
@@ -220,10 +222,10 @@ class SourceThrottle:
         if self._most_rest is not None:
             return self._most_rest
         quick = _MOST_REST_MS / pass_ms if pass_ms else 0.0
-        return min(max(_MOST_REST, int(quick)), _MOST_QUICK_REST)
+        return max(_MOST_REST, int(quick))
 
-    def _spend(self, heard: bool, spared: bool, batch: int, weight: float, most: int) -> None:
-        """Takes the round that was just committed from those left; a rest lasts at most `most` steps."""
+    def _spend(self, heard: bool, spared: bool, weight: float) -> None:
+        """Takes the round that was just committed from those left."""
         activity = self._activity
         counts = min(weight, _PROBE_WEIGHT) if self._probed else weight
         # Where sessions end before a slow source drafts, late drafts are all that ever comes of it.
@@ -235,13 +237,9 @@ class SourceThrottle:
         activity.barren += spent
         if self._probed:
             activity.tried += spent
-        if self._left <= 0:
-            # What a batch had no room for, the next batch may have room for.
-            self._rest(1.0 if spared else weight, most)
-            self._follows = spared
-            activity.crowd = batch if spared else 0
 
     def _rest(self, weight: float, most: int) -> None:
+        """Begins a rest of at most `most` steps."""
         rest = min(2 * self._probed or int(_FIRST_REST * min(weight, _DEAREST)), most)
         self._activity.rest = max(self._activity.rest, rest) if not self._probed else rest
         self._activity.left = self._activity.rest
