@@ -4,7 +4,7 @@ import pytest
 
 from outrider.lm.step_profile import PROFILED, StepProfile
 from verifier_service.engine.draft_budget import DecodingCost, DraftBudget, DraftRests
-from verifier_service.engine.step_cost import StepCostModel
+from verifier_service.engine.step_cost import StepCostModel, StepCurve
 
 STEADY = {rows: 5.0 + 0.25 * rows for rows in PROFILED}
 """A step's milliseconds by its rows: mostly its own until there are many."""
@@ -61,22 +61,39 @@ def test_plain_decoding_teaches_what_nodes_need_too() -> None:
     assert shared.least_survival == before > 0.0, "a step that commits nothing says nothing"
 
 
-def taught(shared: DraftBudget, sessions: int, steps: int) -> list[bool]:
-    """Whether each of some steps without a node has taught what nodes need."""
-    learnt = []
-    for _ in range(steps):
-        before = shared.node_cost
+class CountingCosts(StepCostModel):
+    """Counts how often it was asked for a step's curve."""
+
+    asked = 0
+
+    def step_curve(self, sessions: int = 1, depth: float = 0.0) -> StepCurve:
+        self.asked += 1
+        return super().step_curve(sessions, depth)
+
+
+def test_a_step_without_a_node_teaches_what_the_question_about_drafts_has_worked_out() -> None:
+    costs = CountingCosts(STEADY)
+    shared, apart = DraftBudget(costs, adaptive=True), budget()
+    for _ in range(60):
+        shared.asks_for_drafts([(1, 1)], [16])
+        before = costs.asked
+        shared.admit([[]], [(1, 1)])
+        assert costs.asked == before
+        apart.admit([[]], [(1, 1)])
+        assert shared.node_cost == apart.node_cost > 0.0
+    for sessions in (8, 9):
         shared.admit([[]] * sessions, [(1, 1)] * sessions)
-        learnt.append(shared.node_cost != before)
-    return learnt
+        apart.admit([[]] * sessions, [(1, 1)] * sessions)
+        assert shared.node_cost == apart.node_cost, "steps of other sessions need something else"
 
 
-def test_steps_without_a_node_teach_what_nodes_need_until_it_is_known_and_then_one_in_eight() -> None:
-    shared = budget()
-    learnt = taught(shared, 1, 60)
-    assert all(learnt[:20])
-    assert learnt[-8:].count(True) == 1
-    assert all(taught(shared, 8, 10)), "steps of other sessions need something else"
+def test_alike_steps_that_look_for_no_drafts_work_out_once_in_sixteen_what_nodes_need() -> None:
+    costs = CountingCosts(STEADY)
+    shared = DraftBudget(costs, adaptive=True)
+    for _ in range(160):
+        shared.admit([[]], [(1, 1)])
+    assert costs.asked == 10
+    assert shared.node_cost == pytest.approx(0.25 / 5.25, rel=0.01)
 
 
 def test_the_first_node_of_a_step_needs_what_its_row_costs_in_that_step() -> None:

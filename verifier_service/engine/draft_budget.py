@@ -32,10 +32,6 @@ _DOUBT = 0.3
 """Factor by which a source may underestimate its nodes and still be asked for them."""
 _KEPT_STEPS = 16
 """Number of alike steps for which one answer to whether nodes could pay is used."""
-_EMPTY_STEPS = 8
-"""Of as many alike steps without a drafted node, one teaches what a node needs, once that is known."""
-_SAME = 0.05
-"""What a node needs is known once a step differs from the running mean by at most this share."""
 
 
 class DecodingCost:
@@ -139,10 +135,6 @@ class DraftBudget:
         """Number of further steps for which that is taken as known."""
         self._bare_needs = 0.0
         """Survival that the first drafted node needs in such a step."""
-        self._taught_by = 0, 0
-        """Sessions that commit and rows of the empty step that taught what nodes need."""
-        self._skipped = 0
-        """Number of further steps like that one that need not teach it again."""
 
     @property
     def least_survival(self) -> float:
@@ -215,24 +207,29 @@ class DraftBudget:
         if not self._adaptive or not rankings:  # without rankings: all sessions of the step have ended
             return [len(ranking) for ranking in rankings]
         most = sum(map(len, rankings))
-        counts = [0] * len(rankings)
-        if not most and self._skipped and _counted(taking) == self._taught_by:
-            self._skipped -= 1
+        if not most:
             self._rests.learn(len(taking), held_back, 0)
-            return counts
+            self._learn_from_bare(taking, depth)
+            return [0] * len(rankings)
         committing, rows, cost = self._bare(taking, depth)
-        if most:
-            counts = allot(rankings, committing, cost.between(rows, rows + most + 1), LEAST_GAIN)
+        counts = allot(rankings, committing, cost.between(rows, rows + most + 1), LEAST_GAIN)
         self._rests.learn(len(taking), most + held_back, sum(counts))
-        self._skipped = 0
         if committing:
             admitted = [ranking[:count] for ranking, count in zip(rankings, counts, strict=True)]
             expected = committing + sum(map(sum, admitted))
-            needed = least_survival(expected, rows + sum(counts), cost, _MORE)
-            self._needed += _WEIGHT * (needed - self._needed)
-            if not most and abs(needed - self._needed) <= _SAME * needed:
-                self._taught_by, self._skipped = (committing, rows), _EMPTY_STEPS - 1
+            self._learn(least_survival(expected, rows + sum(counts), cost, _MORE))
         return counts
+
+    def _learn_from_bare(self, taking: Taking, depth: float) -> None:
+        """Learns what nodes need from a step without any, which is known of a step that looked for drafts."""
+        committing, rows, asked = self._known_for
+        if not asked or (committing, rows) != _counted(taking):
+            self._could_pay(0, taking, depth)
+        if self._known_for[0]:
+            self._learn(self._bare_needs)
+
+    def _learn(self, needed: float) -> None:
+        self._needed += _WEIGHT * (needed - self._needed)
 
     def _bare(self, taking: Taking, depth: float) -> tuple[int, int, DecodingCost]:
         """For the step without drafts: sessions that commit, rows, and the cost of decoding."""
