@@ -95,14 +95,16 @@ class Client:
         cursor = verifier_pb2.Cursor(alias=3, key=request.key, epoch=request.epoch, position=start)
         answer = Answer() if into is None else into
         call = self.stub.Watch()
-        await call.write(verifier_pb2.WatchRequest(add=[cursor]))
-        async with asyncio.timeout(60):
-            async for response in call:
-                for committed in response.committed:
-                    answer.take(committed, start + len(answer.ids))
-                if answer.finished:
-                    break
-        call.cancel()
+        try:
+            await call.write(verifier_pb2.WatchRequest(add=[cursor]))
+            async with asyncio.timeout(60):
+                async for response in call:
+                    for committed in response.committed:
+                        answer.take(committed, start + len(answer.ids))
+                    if answer.finished:
+                        break
+        finally:
+            call.cancel()  # gRPC does not, where this task is cancelled before the call is up
         return answer
 
     async def generate(self, ids: Sequence[int], **asked: Any) -> Answer:
