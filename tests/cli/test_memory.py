@@ -18,7 +18,7 @@ from outrider.runtime.children import ServiceProcess
 from outrider.v1 import retrieval_pb2
 from outrider.v1.retrieval_pb2_grpc import RetrievalStub
 from tests.cli.inside import Ended, Run, ended
-from tests.integration.live import until
+from tests.integration.live import heed_interrupts, until
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = str(ROOT / "models/target")
@@ -107,6 +107,7 @@ def waiting_build(name: str, worker: ServiceProcess) -> "subprocess.Popen[bytes]
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=ROOT,
+        preexec_fn=heed_interrupts,
     )
 
 

@@ -101,6 +101,11 @@ class Up:
         return status
 
 
+def heed_interrupts() -> None:
+    """Makes a child obey interrupts, which a shell's background jobs ignore: for `preexec_fn`."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
     """Holds a process with SIGSTOP inside the block."""

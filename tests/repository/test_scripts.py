@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from source import ROOT
 
+from tests.integration.live import heed_interrupts
+
 # In place of the demonstration: ends with $STATUS at once, or waits for an interrupt and counts them.
 FAKE = """
 import os, signal, sys, time
@@ -84,11 +86,6 @@ def test_make_run_fails_as_make_does_where_the_demonstration_fails(
 @pytest.mark.parametrize("flag", ["-n", "-q", "-t"])
 def test_make_run_starts_nothing_in_a_dry_run(clone: Path, flag: str) -> None:
     assert "running" not in ended(clone, 0, "make", flag, "run")[1]
-
-
-def heed_interrupts() -> None:
-    """Makes children of these tests obey interrupts, which a shell's background jobs ignore."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture
