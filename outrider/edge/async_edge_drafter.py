@@ -14,7 +14,8 @@ from outrider.client.options import Options
 from outrider.client.resuming import Resuming
 from outrider.edge.backends import DraftModel
 from outrider.edge.controller import Preference
-from outrider.edge.drafting import DeviceControls, DraftedRequest, DraftingThread, Ping
+from outrider.edge.drafted_request import DeviceControls, DraftedRequest, Ping
+from outrider.edge.drafting import DraftingThread
 from outrider.edge.local_answer import LocalCompletion, LocalRequest, LocalStream
 from outrider.edge.offer import PATIENCE_S, EdgeOptions, offer, shown_to, start_drafting
 from outrider.edge.outbox import AsyncOutbox, call_in

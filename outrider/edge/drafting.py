@@ -1,4 +1,4 @@
-"""The thread that drafts on a device, and the request for which it drafts.
+"""The thread that drafts on a device.
 
 One model reads one sequence, so one request at a time has drafts; a request that comes meanwhile goes on
 without, and says so. The thread owns the model. The thread takes events from a queue, runs one step of the
@@ -10,12 +10,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from outrider.edge.backends import DraftModel
-from outrider.edge.controller import Controller, Decision
-from outrider.edge.device_report import DeviceReport
-from outrider.edge.device_session import DeviceSession, DraftingCounts, Terms
+from outrider.edge.controller import Decision
+from outrider.edge.device_session import DeviceSession, Terms
+from outrider.edge.drafted_request import DraftedRequest
 from outrider.edge.measurements import Measurements
 from outrider.edge.top_k import DraftModelFailed
 from outrider.edge.trials import ModeTrials
@@ -25,74 +25,12 @@ from speculative.errors import OutriderError, Unavailable
 
 log = logging.getLogger(__name__)
 
-Send = Callable[[generation_pb2.GenerateRequest], None]
-Ping = Callable[[Callable[[float], None]], None]
-
 PING_S = 1.0
 """Seconds between two measurements of the round trip while a request runs."""
 IDLE_S = 0.2
 """Seconds after which `idle` checks whether the thread still runs."""
 PAUSES_S = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Pauses in seconds after the model's first failure, the second and so on."""
-
-
-@dataclass(slots=True)
-class DraftedRequest:
-    """A request that a device drafts for, over all its streams: it may be resumed.
-
-    Attributes:
-        controller: decides how the device is used.
-        ping: asks for a measurement of the round trip; None: round trips are not measured.
-        offered_wait_ms: how long rounds wait for drafts from the beginning of each stream.
-        trouble: why the device stopped drafting; empty if the device did not stop.
-        failure: why the model failed last, until the model answers again.
-    """
-
-    controller: Controller
-    ping: Ping | None = None
-    offered_wait_ms: int = 0
-    send: Send = field(default=lambda message: None)
-    trouble: str = ""
-    failure: str = ""
-    counts: DraftingCounts = field(default_factory=DraftingCounts)
-    bytes_up: int = 0
-    bytes_down: int = 0
-
-    def report(self) -> DeviceReport:
-        """The device's contribution so far."""
-        decision, counts = self.controller.decision, self.counts
-        return DeviceReport(
-            mode=decision.mode.value,
-            why=decision.why,
-            trouble=self.trouble or self.failure,
-            drafted=counts.drafted,
-            sent=counts.sent,
-            windows=counts.windows,
-            equal=counts.equal,
-            wrong=counts.wrong,
-            bytes_up=self.bytes_up,
-            bytes_down=self.bytes_down,
-            changes=tuple((token, change.mode.value) for token, change in self.controller.history),
-        )
-
-
-class DeviceControls:
-    """How the reader of a stream sees and directs the device; both kinds of streams have these."""
-
-    _request: DraftedRequest
-
-    @property
-    def device(self) -> DeviceReport:
-        """The device's contribution so far, and the reason for its mode."""
-        return self._request.report()
-
-    def explain(self) -> dict[str, object]:
-        """Measurements of the connection and the device, and the expected cost of each mode."""
-        return self._request.controller.explain()
-
-    def use_device(self, enabled: bool) -> None:
-        """Turns drafting off or on for the rest of the answer, for example when the battery is low."""
-        self._request.controller.enabled = enabled
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from outrider.client.options import Options
 from outrider.client.resuming import Resuming
 from outrider.edge.backends import DraftModel
 from outrider.edge.controller import Preference
-from outrider.edge.drafting import DeviceControls, DraftedRequest, DraftingThread
+from outrider.edge.drafted_request import DeviceControls, DraftedRequest
+from outrider.edge.drafting import DraftingThread
 from outrider.edge.local_answer import LocalCompletion, LocalRequest, LocalStream
 from outrider.edge.offer import PATIENCE_S, EdgeOptions, offer, shown_to, start_drafting
 from outrider.edge.outbox import Outbox

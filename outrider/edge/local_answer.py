@@ -18,7 +18,8 @@ from outrider.client.options import Options, build_request
 from outrider.edge.backends import DraftModel, TextModel
 from outrider.edge.controller import Controller, Decision, Preference
 from outrider.edge.device_session import DeviceSession, Terms
-from outrider.edge.drafting import DraftedRequest, DraftingThread
+from outrider.edge.drafted_request import DraftedRequest
+from outrider.edge.drafting import DraftingThread
 from outrider.edge.latency_model import Mode
 from outrider.wire.codec import sampling_from_wire
 from outrider.wire.names import EDGE

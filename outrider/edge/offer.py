@@ -8,7 +8,8 @@ from pathlib import Path
 from outrider.client.options import Options, build_request
 from outrider.edge.backends import DraftModel, open_model
 from outrider.edge.controller import Controller, Preference
-from outrider.edge.drafting import DraftedRequest, DraftingThread
+from outrider.edge.drafted_request import DraftedRequest
+from outrider.edge.drafting import DraftingThread
 from outrider.edge.latency_model import Mode
 from outrider.v1 import generation_pb2
 from outrider.wire.names import EDGE

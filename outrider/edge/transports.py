@@ -9,7 +9,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from outrider.client.endpoints import CONTROL_S
-from outrider.edge.drafting import Ping
+from outrider.edge.drafted_request import Ping
 from outrider.edge.outbox import Outbox
 from outrider.edge.websocket import WebAddress, WebSocketCall
 from outrider.v1 import generation_pb2

@@ -9,7 +9,8 @@ import grpc
 import pytest
 
 from outrider.edge.controller import Controller, Preference
-from outrider.edge.drafting import DraftedRequest, DraftingThread
+from outrider.edge.drafted_request import DraftedRequest
+from outrider.edge.drafting import DraftingThread
 from outrider.edge.edge_drafter import DraftedCall
 from outrider.edge.latency_model import Mode
 from outrider.edge.offer import EdgeOptions, offer

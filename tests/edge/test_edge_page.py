@@ -3,7 +3,7 @@
 from dataclasses import asdict
 
 from outrider.edge.controller import Controller, Preference
-from outrider.edge.drafting import DraftedRequest
+from outrider.edge.drafted_request import DraftedRequest
 from outrider.edge.endpoint.page import page_of
 from outrider.edge.latency_model import Mode
 from outrider.edge.measurements import Measurements

@@ -12,7 +12,8 @@ import pytest
 
 from outrider.edge.async_edge_drafter import AsyncEdgeDrafter
 from outrider.edge.backends import DraftModel
-from outrider.edge.drafting import DraftedRequest, DraftingThread
+from outrider.edge.drafted_request import DraftedRequest
+from outrider.edge.drafting import DraftingThread
 from outrider.edge.edge_drafter import EdgeDrafter
 from outrider.edge.endpoint.cloud import Cloud
 from outrider.edge.endpoint.server import EdgeEndpoint
