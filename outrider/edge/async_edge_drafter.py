@@ -136,9 +136,8 @@ class AsyncEdgeDrafter(AsyncClient):
         def ask(resuming: Resuming) -> AsyncDraftedCall:
             number = resuming.orchestrator
             outbox = AsyncOutbox(resuming.request)
-            request.send = outbox.put
             request.ping = self._pinging(number)
-            received = shown_to(drafting, request, resuming.request)
+            received = shown_to(drafting, request, resuming.request, outbox.put)
             generate, timeout = self._stubs[number].Generate, time_left(ends)
             with self._streams.beginning_a_call():
                 call = generate(outbox, timeout=timeout, metadata=self._metadata)

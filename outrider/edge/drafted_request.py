@@ -20,6 +20,7 @@ class DraftedRequest:
         controller: decides how the device is used.
         ping: asks for a measurement of the round trip; None: round trips are not measured.
         offered_wait_ms: how long rounds wait for drafts from the beginning of each stream.
+        send: sends on the stream that the drafting thread saw start last; set by that thread, never blocks.
         trouble: why the device stopped drafting; empty if the device did not stop.
         failure: why the model failed last, until the model answers again.
     """

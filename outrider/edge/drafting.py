@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from outrider.edge.backends import DraftModel
 from outrider.edge.controller import Decision
 from outrider.edge.device_session import DeviceSession, Terms
-from outrider.edge.drafted_request import DraftedRequest
+from outrider.edge.drafted_request import DraftedRequest, Send
 from outrider.edge.measurements import Measurements
 from outrider.edge.top_k import DraftModelFailed
 from outrider.edge.trials import ModeTrials
@@ -38,6 +38,7 @@ class _Started:
     request: DraftedRequest
     started: generation_pb2.GenerateStarted
     have: tuple[int, ...]
+    send: Send
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,17 +137,22 @@ class DraftingThread:
             return self._owner is request
 
     def received(
-        self, request: DraftedRequest, response: generation_pb2.GenerateResponse, have: tuple[int, ...]
+        self,
+        request: DraftedRequest,
+        response: generation_pb2.GenerateResponse,
+        have: tuple[int, ...],
+        send: Send,
     ) -> None:
         """Takes a message of the request's stream; from any thread.
 
         Args:
             have: ids of the answer that the client had when the stream began.
+            send: sends a message on that stream, without waiting.
         """
         request.bytes_down += response.ByteSize()
         match response.WhichOneof("body"):
             case "started":
-                self._events.put(_Started(request, response.started, have))
+                self._events.put(_Started(request, response.started, have, send))
             case "tokens":
                 self._events.put(_Committed(request, response.tokens, self._clock()))
             case "finished":
@@ -221,6 +227,7 @@ class DraftingThread:
                 case _Lent():
                     event.failed(failure)
                 case _Started() if self._owner is event.request and _takes_drafts(event.started):
+                    event.request.send = event.send
                     self._give_up(event.request, str(failure))
                 case _:
                     pass  # of a request that goes on without drafts
@@ -273,6 +280,9 @@ class DraftingThread:
             return
         if self._work is not None:
             self._stop(self._work)
+        # Not earlier: a window of the stream before names an epoch that this one never had, and its server
+        # would take no further drafts.
+        request.send = event.send
         if not _takes_drafts(event.started):
             request.offered_wait_ms = 0  # no round waits
             self._give_up(request, device.refused or "the server knows nothing of drafts from devices")

@@ -182,8 +182,7 @@ class EdgeDrafter(Client):
 
         def ask(resuming: Resuming) -> DraftedCall:
             outbox = Outbox(resuming.request)
-            request.send = outbox.put
-            received = shown_to(drafting, request, resuming.request)
+            received = shown_to(drafting, request, resuming.request, outbox.put)
             left = choices - len(resuming.request.start.ended)
             number, timeout = resuming.orchestrator, time_left(ends)
             with self._streams.beginning_a_call():

@@ -8,7 +8,7 @@ from pathlib import Path
 from outrider.client.options import Options, build_request
 from outrider.edge.backends import DraftModel, open_model
 from outrider.edge.controller import Controller, Preference
-from outrider.edge.drafted_request import DraftedRequest
+from outrider.edge.drafted_request import DraftedRequest, Send
 from outrider.edge.drafting import DraftingThread
 from outrider.edge.latency_model import Mode
 from outrider.v1 import generation_pb2
@@ -100,8 +100,8 @@ def _leave_out_the_device(asked: generation_pb2.Speculation) -> None:
 
 
 def shown_to(
-    drafting: DraftingThread, request: DraftedRequest, message: generation_pb2.GenerateRequest
+    drafting: DraftingThread, request: DraftedRequest, message: generation_pb2.GenerateRequest, send: Send
 ) -> Callable[[generation_pb2.GenerateResponse], None]:
-    """The function that shows the drafting thread each response to a message."""
+    """The function that shows the drafting thread each response to a message; `send` sends on its stream."""
     have = tuple(message.start.have[0].ids) if message.start.have else ()
-    return functools.partial(drafting.received, request, have=have)
+    return functools.partial(drafting.received, request, have=have, send=send)

@@ -2,7 +2,8 @@
 
 import gc
 import queue
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import grpc
@@ -15,7 +16,7 @@ from outrider.edge.edge_drafter import DraftedCall
 from outrider.edge.latency_model import Mode
 from outrider.edge.offer import EdgeOptions, offer
 from outrider.edge.outbox import Outbox
-from outrider.edge.top_k import DraftModelFailed
+from outrider.edge.top_k import DraftModelFailed, TopK
 from outrider.v1 import generation_pb2
 from outrider.wire.codec import sampling_to_wire
 from speculative.hashing import prefix_hash
@@ -33,10 +34,10 @@ class Server:
         self.drafting = drafting
         self.sent: queue.Queue[generation_pb2.GenerateRequest] = queue.Queue()
         controller = Controller(Preference.LATENCY, drafting.measurements, fixed=mode)
-        self.request = DraftedRequest(controller, send=self.sent.put)
+        self.request = DraftedRequest(controller)
         self.ids = list(PROMPT)
 
-    def start(self, digest: str = DIGEST, refused: str = "") -> None:
+    def start(self, digest: str = DIGEST, refused: str = "", epoch: int = 5) -> None:
         terms = generation_pb2.DeviceTerms(
             refused=refused,
             tokenizer_digest=digest,
@@ -47,7 +48,7 @@ class Server:
             credits=256,
             credits_per_token=16,
         )
-        started = generation_pb2.GenerateStarted(epoch=5, prompt_ids=PROMPT, device=terms)
+        started = generation_pb2.GenerateStarted(epoch=epoch, prompt_ids=PROMPT, device=terms)
         self.show(generation_pb2.GenerateResponse(started=started))
 
     def commit(self, *ids: int) -> None:
@@ -57,7 +58,7 @@ class Server:
         self.show(generation_pb2.GenerateResponse(tokens=tokens))
 
     def show(self, response: generation_pb2.GenerateResponse) -> None:
-        self.drafting.received(self.request, response, ())
+        self.drafting.received(self.request, response, (), self.sent.put)
 
     def window(self) -> generation_pb2.DeviceDrafts:
         """The next message with drafts."""
@@ -157,6 +158,48 @@ def test_a_broken_stream_that_python_frees_late_does_not_end_the_one_that_follow
     drafting.idle()
     while server.sent.get(timeout=WAIT_S).drafts.base != 4:
         pass
+
+
+class HeldModel(ToyModel):
+    """A toy that holds each pass until it is let go.
+
+    Attributes:
+        passes: told when a pass begins.
+        go: lets one pass end.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes, self.go = threading.Semaphore(0), threading.Semaphore(0)
+
+    def forward(self, ids: Sequence[int]) -> TopK:
+        self.passes.release()
+        assert self.go.acquire(timeout=WAIT_S)
+        return super().forward(ids)
+
+
+def test_a_window_that_was_drafted_for_a_lost_stream_is_not_sent_on_the_next() -> None:
+    model = HeldModel()
+    drafting = DraftingThread(lambda: model)
+    drafting.wait_open()
+    try:
+        server = Server(drafting, Mode.HINTING)
+        drafting.claim(server.request)
+        server.start(epoch=5)
+        model.go.release(server.request.controller.decision.window - 1)
+        for _ in range(server.request.controller.decision.window):
+            assert model.passes.acquire(timeout=WAIT_S)
+        # The pass that runs now makes the first window whole.
+        lost, server.sent = server.sent, queue.Queue()
+        drafting.lost(server.request)
+        model.go.release(1000)
+        drafting.idle()
+        server.start(epoch=6)
+        assert server.window().epoch == 6, "the server of this stream knows no other epoch"
+        assert {message.drafts.epoch for message in lost.queue} <= {0, 5}
+    finally:
+        model.go.release(1000)
+        drafting.close()
 
 
 @pytest.mark.parametrize(
