@@ -17,7 +17,7 @@ from outrider.edge.controller import Preference
 from outrider.edge.drafted_request import DeviceControls, DraftedRequest, Ping
 from outrider.edge.drafting import DraftingThread
 from outrider.edge.local_answer import LocalCompletion, LocalRequest, LocalStream
-from outrider.edge.offer import PATIENCE_S, EdgeOptions, offer, shown_to, start_drafting
+from outrider.edge.offer import PATIENCE_S, EdgeOptions, offer, renew, shown_to, start_drafting
 from outrider.edge.outbox import AsyncOutbox, call_in
 from outrider.edge.transports import HEALTH
 from outrider.v1 import generation_pb2
@@ -134,6 +134,7 @@ class AsyncEdgeDrafter(AsyncClient):
         request = offered.request
 
         def ask(resuming: Resuming) -> AsyncDraftedCall:
+            renew(drafting, request, resuming.request)
             number = resuming.orchestrator
             outbox = AsyncOutbox(resuming.request)
             request.ping = self._pinging(number)

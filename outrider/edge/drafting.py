@@ -124,13 +124,16 @@ class DraftingThread:
             raise self._failure
 
     def claim(self, request: DraftedRequest) -> bool:
-        """Reserves the model for a request. False: it is not free, for the reason in `trouble`."""
+        """Reserves the model for a request, which may have it already.
+
+        False: the model is not free, for the reason in `trouble`.
+        """
         with self._lock:
             if not self._opened.is_set():
                 request.trouble = "the device's model is being loaded"
             elif self._failure is not None:
                 request.trouble = str(self._failure)
-            elif self._owner is not None:
+            elif self._owner is not None and self._owner is not request:
                 request.trouble = "the device drafts for another request"
             else:
                 self._owner = request

@@ -15,7 +15,7 @@ from outrider.edge.controller import Preference
 from outrider.edge.drafted_request import DeviceControls, DraftedRequest
 from outrider.edge.drafting import DraftingThread
 from outrider.edge.local_answer import LocalCompletion, LocalRequest, LocalStream
-from outrider.edge.offer import PATIENCE_S, EdgeOptions, offer, shown_to, start_drafting
+from outrider.edge.offer import PATIENCE_S, EdgeOptions, offer, renew, shown_to, start_drafting
 from outrider.edge.outbox import Outbox
 from outrider.edge.transports import GrpcTransport, OpenedCall, Transport, WebTransport
 from outrider.edge.websocket import WebAddress, is_url
@@ -181,6 +181,7 @@ class EdgeDrafter(Client):
         request, choices = offered.request, options.get("n") or 1
 
         def ask(resuming: Resuming) -> DraftedCall:
+            renew(drafting, request, resuming.request)
             outbox = Outbox(resuming.request)
             received = shown_to(drafting, request, resuming.request, outbox.put)
             left = choices - len(resuming.request.start.ended)

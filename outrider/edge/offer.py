@@ -90,6 +90,19 @@ def offer(
     return DraftedOffer(message, request)
 
 
+def renew(drafting: DraftingThread, request: DraftedRequest, message: generation_pb2.GenerateRequest) -> None:
+    """Prepares the message for one more stream of a request.
+
+    A read that was cancelled has released the model, although the next read may resume the request. Without
+    the model, no round is to wait for drafts.
+    """
+    start = message.start
+    if start.HasField("device") and not drafting.claim(request):
+        request.offered_wait_ms = 0
+        start.ClearField("device")
+        _leave_out_the_device(start.speculation)
+
+
 def _leave_out_the_device(asked: generation_pb2.Speculation) -> None:
     """Takes the device out of the sources that a request names; a request of the device alone has none."""
     if EDGE in asked.sources:
