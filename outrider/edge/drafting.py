@@ -123,6 +123,11 @@ class DraftingThread:
         if self._failure is not None:
             raise self._failure
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the model takes no further work: it is closed, closes behind what runs, or has failed."""
+        return self._failure is not None
+
     def claim(self, request: DraftedRequest) -> bool:
         """Reserves the model for a request, which may have it already.
 

@@ -153,7 +153,6 @@ class EdgeDrafter(Client):
         """
         self._options = EdgeOptions(preference, mode)
         self._wait_for_ready = wait_for_ready
-        self._local: LocalStream | None = None
         self._transport: Transport
         if is_url(address):
             # Not the client's own beginning: there is no channel.
@@ -202,8 +201,7 @@ class EdgeDrafter(Client):
         For times when `stream` raises Unavailable and the app prefers this text to none. The stream and its
         completion have `provenance` `local`. Raises OutriderError.
         """
-        local = self._local = LocalStream(self._drafting, LocalRequest.of(prompt, options))
-        return local
+        return LocalStream(self._drafting, LocalRequest.of(prompt, options))
 
     def generate_locally(self, prompt: str | None = None, **options: Unpack[Options]) -> LocalCompletion:
         """The whole answer of `stream_locally`. Raises OutriderError."""
@@ -216,8 +214,6 @@ class EdgeDrafter(Client):
 
     def close(self) -> None:
         """Cancels running requests, closes all connections and frees the local model."""
-        if self._local is not None:
-            self._local.close()
         super().close()
         self._drafting.close()
 

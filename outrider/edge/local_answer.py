@@ -218,7 +218,7 @@ class LocalStream(Iterator[Chunk]):
             answer = LocalAnswer(model, self._request)
             self._prompt_tokens = len(answer.ids)
             for chunk in answer.chunks():
-                if self._closed.is_set():
+                if self._closed.is_set() or self._drafting.is_closed:
                     break
                 self._chunks.put(chunk)
             self._reason = answer.finish_reason

@@ -1,5 +1,6 @@
 """Answers of the device's own model: whole, marked, on demand alone, and never mixed with the cloud's."""
 
+import asyncio
 import http.client
 import json
 import threading
@@ -22,6 +23,7 @@ from outrider.edge.top_k import DraftModelFailed, TopK
 from speculative.errors import InvalidRequest, OutriderError, Overloaded, Unavailable
 from speculative.stop import FinishReason
 from tests.edge.toy import VOCABULARY, TextToy, ToyModel, guess
+from tests.integration.live import until
 
 WAIT_S = 20.0
 NOWHERE = "127.0.0.1:9"
@@ -141,13 +143,14 @@ def test_a_model_that_fails_ends_the_answer_with_its_error(drafter: EdgeDrafter,
 
 
 class SlowToy(TextToy):
-    """A toy that waits before each token until it is let go."""
+    """A toy that waits before each token until it is let go; `began` counts those it was asked for."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.go = threading.Semaphore(0)
+        self.began, self.go = threading.Semaphore(0), threading.Semaphore(0)
 
     def forward(self, ids: Sequence[int]) -> TopK:
+        self.began.release()
         self.go.acquire()
         return super().forward(ids)
 
@@ -168,6 +171,19 @@ def test_one_answer_at_a_time_and_a_closed_one_makes_room() -> None:
     assert first.completion().finish_reason is FinishReason.CANCELLED
     assert len(LocalStream(drafting, request).completion().ids) == 128
     drafting.close()
+
+
+async def test_an_answer_that_runs_while_its_drafter_closes_ends_behind_the_token_in_hand() -> None:
+    model = SlowToy()
+    async with AsyncEdgeDrafter(NOWHERE, model) as drafter:
+        answering = asyncio.create_task(drafter.generate_locally(PROMPT, ignore_eos=True))
+        await asyncio.to_thread(model.began.acquire)
+        closing = asyncio.create_task(drafter.close())
+        await asyncio.to_thread(until, lambda: drafter._drafting.is_closed)
+        model.go.release(200)
+        await closing
+        assert (await answering).finish_reason is FinishReason.CANCELLED
+    assert model.reads == len(IDS), "nothing more is generated for nobody"
 
 
 def test_an_answer_that_takes_longer_than_its_timeout_is_given_up() -> None:
