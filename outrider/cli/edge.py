@@ -89,11 +89,12 @@ def edge(
         ) as drafter,
         EdgeEndpoint(drafter, cloud, host, port) as endpoint,
     ):
+        ended = _signalled_end()  # first: who reads the line may send a signal at once
         if json_:
             print(json.dumps({"http": endpoint.url}), flush=True)
         else:
             print(f"OpenAI's API: {endpoint.url}/v1; how the device is used: {endpoint.url}/edge", flush=True)
-        _wait_for_the_end()
+        ended.wait()
 
 
 def _free(bind: str) -> tuple[str, int]:
@@ -113,9 +114,9 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if host.startswith("[") else socket.AF_INET
 
 
-def _wait_for_the_end() -> None:
-    """Returns at SIGTERM or Ctrl-C."""
+def _signalled_end() -> threading.Event:
+    """An event that SIGTERM or Ctrl-C sets from now on."""
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
-    ended.wait()
+    return ended
