@@ -150,7 +150,8 @@ class PastOutputs:
         """Remove sessions' text, from memory at once and from the disk, all together, before this returns.
 
         Stop feeding the sessions first: what comes afterwards is new text. The number of ids that were held.
-        Raises OSError where files could not be removed, TimeoutError where they were not yet.
+        Raises OSError where files could not be removed, TimeoutError where they were not yet, and
+        Unavailable after `close`.
         """
         # Not known here its files may be there all the same, damaged beyond reading whose they are.
         known = self._tenants.get(tenant) or self._new(tenant)
@@ -178,11 +179,9 @@ class PastOutputs:
 
         A disk that does not take them in time keeps the folder until the process ends.
         """
-        if self._writer is not None:
-            if not self._writer.close(timeout):
-                self._say(f"past outputs were not all written within {timeout:g} s")
-                return
-            self._writer = None
+        if self._writer is not None and not self._writer.close(timeout):
+            self._say(f"past outputs were not all written within {timeout:g} s")
+            return
         if self._held is not None:
             self._held.close()
             self._held = None

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from retrieval_service.past.tenant import Tenant
 from retrieval_service.past.text import Added
+from speculative.errors import Unavailable
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +52,8 @@ class Writer:
         self._unsynced: set[Tenant] = set()
         self._failing: set[Tenant] = set()
         self._next_tick = time.monotonic() + policy.sync_s
+        self._ending = False
+        """Set by the thread before it looks at the queue for the last time."""
         self._thread = threading.Thread(target=self._run, name="past-outputs", daemon=True)
         self._thread.start()
 
@@ -70,7 +73,10 @@ class Writer:
                 self._queue.put_nowait(lambda: self._snapshot(tenant))
 
     def flush(self, timeout: float) -> bool:
-        """Wait until all records queued so far are durable; False where that failed."""
+        """Wait until all records queued so far are durable; False where that failed.
+
+        Raises Unavailable after `close`, as `forget` and `wipe` do.
+        """
         return self._do(self._flush, timeout)
 
     def forget(self, tenant: Tenant, sessions: Sequence[str], timeout: float) -> None:
@@ -83,6 +89,8 @@ class Writer:
 
     def close(self, timeout: float) -> bool:
         """Write the waiting records and end the thread; False where the disk did not take them in time."""
+        if not self._thread.is_alive():
+            return True
         ends = time.monotonic() + timeout
         try:
             self._queue.put(None, timeout=timeout)
@@ -108,35 +116,44 @@ class Writer:
             self._queue.put(run, timeout=timeout)
         except queue.Full:
             raise TimeoutError(f"{self._queue.qsize()} records wait to be written") from None
+        if self._ending:  # perhaps too late for the thread's last look
+            self._thread.join(timeout)
+            if not done.done():
+                raise Unavailable("past outputs are closed, as the worker ends: ask again")
         return done.result(timeout)
 
     def _run(self) -> None:
-        open_ = True
-        while open_:
-            records: dict[Tenant, list[Added]] = {}
-            for item in self._next_items():
-                if isinstance(item, tuple):
-                    records.setdefault(item[0], []).append(item[1])
-                    continue
-                # Whatever comes before a job is on the disk when it runs.
-                self._append(records)
-                records = {}
-                if item is None:
-                    open_ = False
-                else:
-                    item()
-            self._append(records)
-            if not open_ or time.monotonic() >= self._next_tick:
+        while not self._ending:
+            self._carry_out(self._next_items(max(self._next_tick - time.monotonic(), 0.001)))
+            if time.monotonic() >= self._next_tick:
                 self._tick()
+        while items := self._next_items(0.0):
+            self._carry_out(items)
+        self._tick()
 
-    def _next_items(self) -> list[Item]:
-        """Up to a thousand waiting records; empty if none arrives before other work is due."""
+    def _next_items(self, timeout: float) -> list[Item]:
+        """Up to a thousand waiting records; empty if none arrives within `timeout` seconds."""
         items: list[Item] = []
         with suppress(queue.Empty):
-            items.append(self._queue.get(timeout=max(self._next_tick - time.monotonic(), 0.001)))
+            items.append(self._queue.get(timeout=timeout))
             while len(items) < 1000:
                 items.append(self._queue.get_nowait())
         return items
+
+    def _carry_out(self, items: Sequence[Item]) -> None:
+        records: dict[Tenant, list[Added]] = {}
+        for item in items:
+            if isinstance(item, tuple):
+                records.setdefault(item[0], []).append(item[1])
+                continue
+            # Whatever comes before a job is on the disk when it runs.
+            self._append(records)
+            records = {}
+            if item is None:
+                self._ending = True
+            else:
+                item()
+        self._append(records)
 
     def _append(self, records: dict[Tenant, list[Added]]) -> None:
         for tenant, added in records.items():
