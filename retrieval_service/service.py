@@ -21,6 +21,7 @@ from retrieval_service.worker import COUNTERS, GAUGES, RetrievalWorker
 from speculative.errors import Unavailable
 
 LOADING = "the retrieval worker is mapping its indexes"
+ENDING = "the retrieval worker ends; ask again"
 LOOKUP_SECONDS = (0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25)
 
 
@@ -39,6 +40,7 @@ class RetrievalService(SourceServer[RetrievalWorker]):
         )
         self._settings = context.settings
         self._loaded: Loaded | None = None
+        self._ending = False
         self._observe = _lookup_histogram(context.metrics)
         self._retrieval = RetrievalServer(context.settings, self._ready)
 
@@ -51,7 +53,8 @@ class RetrievalService(SourceServer[RetrievalWorker]):
         )
 
     async def stop(self, grace: float) -> None:
-        """Ends open streams and the worker; writes past outputs."""
+        """Ends open streams and the worker; writes past outputs. Refuses calls from now on."""
+        self._ending = True
         await super().stop(grace)
         if self._loaded is not None:
             await asyncio.to_thread(self._loaded.close)
@@ -75,6 +78,8 @@ class RetrievalService(SourceServer[RetrievalWorker]):
         return RetrievalWorker(loaded.catalogue, profile, publish, self._observe, shape=settings.shape)
 
     def _ready(self) -> tuple[RetrievalWorker, Loaded]:
+        if self._ending:  # the worker's thread would never answer
+            raise Unavailable(ENDING)
         if self._loaded is None:
             raise Unavailable(LOADING)
         return self.worker, self._loaded

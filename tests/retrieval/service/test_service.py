@@ -310,6 +310,24 @@ async def test_its_metrics_say_what_it_holds_and_how_long_lookups_take(
         assert "outrider_retrieval_mapped_bytes 0.0" not in shown
 
 
+async def test_a_service_that_ends_refuses_calls_and_leaves_none_waiting(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    async with serving(tiny_llama, tmp_path) as live:
+        assert live.service is not None
+        await live.service.stop(5.0)  # its server ends the calls that are left, but only after a grace
+        for call in (
+            live.retrieval.ListCorpora(retrieval_pb2.ListCorporaRequest(), timeout=100),
+            live.retrieval.Forget(retrieval_pb2.ForgetRequest(tenant="a"), timeout=100),
+            live.retrieval.Stats(retrieval_pb2.StatsRequest(), timeout=100),
+        ):
+            error = await refused(call)
+            assert (error.code(), error.details()) == (
+                Code.UNAVAILABLE,
+                "the retrieval worker ends; ask again",
+            )
+
+
 async def test_without_embeddings_there_are_no_documents(tiny_llama: Path) -> None:
     async with serving(tiny_llama) as live:
         messages = [retrieval_pb2.AddDocumentsRequest(document=retrieval_pb2.Document(name="a", text="b"))]

@@ -12,7 +12,7 @@ import pytest
 
 from outrider.runtime.children import ServiceProcess
 from outrider.runtime.metrics import Metrics
-from outrider.runtime.serve import ServiceContext
+from outrider.runtime.serve import Service, ServiceContext
 from outrider.tokens import TokenTable
 from outrider.v1 import common_pb2, draft_source_pb2, draft_source_pb2_grpc, retrieval_pb2, retrieval_pb2_grpc
 from outrider.wire.channel import open_channel, server_options
@@ -35,6 +35,7 @@ class Live:
         tokens: TokenTable,
         metrics: Metrics | None = None,
         pid: int = 0,
+        service: Service | None = None,
     ) -> None:
         self.address = address
         self.retrieval: Any = retrieval_pb2_grpc.RetrievalStub(channel)
@@ -42,6 +43,7 @@ class Live:
         self.tokens = tokens
         self.metrics = metrics
         self.pid = pid
+        self.service = service
 
     async def build(self, name: str, *texts: str, tenant: str = "", public: bool = True) -> Any:
         key = retrieval_pb2.CorpusName(name=name, tenant=tenant, public=public)
@@ -129,7 +131,7 @@ async def serving(model: Path, folder: Path | None = None, **settings: Any) -> A
         stack.push_async_callback(service.stop, 5.0)
         channel = await stack.enter_async_context(open_channel(address))
         await service.start()
-        yield Live(address, channel, tokens, metrics)
+        yield Live(address, channel, tokens, metrics, service=service)
     assert not failures
 
 
