@@ -22,7 +22,7 @@ from retrieval_service.dense.storage import write_scope
 from speculative.errors import Overloaded, Unavailable
 from tests.retrieval.dense.held import Held
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 LIMITS = DocumentLimits(tokens=100, tokens_of_tenant=60)
 SLOW = 7
 """An id whose embedding takes until a test lets it go on."""

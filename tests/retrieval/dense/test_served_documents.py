@@ -135,7 +135,7 @@ async def test_calls_that_are_given_up_leave_threads_to_the_others(
     slow = slow_builds()
     for _ in range(CHANGES_AT_ONCE):  # one after another, as if somebody tried again
         await cancelled(client.remove("a", "first", timeout=GIVEN_UP_S))
-    assert slow.begun.is_set()
+    in_time(slow.begun.is_set(), "no removal began before it was given up")
     assert (await asyncio.wait_for(client.add("b", 1), WAIT_S / 4)).documents == 3
     slow.go_on.set()
     assert (await client.remove("a", "second")).removed == 1
