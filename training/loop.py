@@ -115,6 +115,8 @@ class Run:
             if evaluated < self.progress.spent:
                 self._evaluate(evaluate, loss=None)
             self.save()
+            if stop.requested:  # since the last step
+                raise Interrupted(self.name)
 
     def save(self) -> None:
         """Writes the checkpoint (weights, optimiser state, progress) whole or not at all."""

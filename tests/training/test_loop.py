@@ -55,6 +55,20 @@ def test_a_run_in_two_parts_ends_with_the_weights_of_a_run_in_one(tmp_path: Path
     assert torch.equal(run_until(9, parts).layer.weight, run_until(9, whole).layer.weight)
 
 
+def test_a_run_that_is_terminated_behind_its_last_step_ends_as_terminated_and_is_finished(
+    tmp_path: Path,
+) -> None:
+    def evaluate() -> float:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return 2.5
+
+    short, first, second = Settings(budget=0.05, rate=1e-2), Tiny(0), Tiny(0)
+    with pytest.raises(Interrupted):
+        Run("tiny", first.model, short, tmp_path).train(first.loss, evaluate)
+    Run("tiny", second.model, short, tmp_path).train(second.loss, lambda: 2.5)
+    assert not second.steps
+
+
 def test_the_handler_of_sigterm_is_put_back(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     run_until(1, tmp_path)
