@@ -1,6 +1,7 @@
 """Credentials that commands show to services: API keys and certificates of clients and of operators."""
 
 import os
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -60,14 +61,14 @@ def take_operator_certificate(ca: Ca = "", cert: Cert = "", cert_key: CertKey = 
     _OPERATOR.set((ca, cert, cert_key))
 
 
-def operator_channel(role: str, address: str) -> "grpc.Channel":
-    """A channel to a service of this role, with the operator's certificate where one was given.
+def operator_channel(role: str, address: str) -> "AbstractContextManager[grpc.Channel]":
+    """A channel for a block, to a service of this role, with the operator's certificate where one was given.
 
     Not encrypted without certificates; with them the service's certificate must name the role. Raises
     InvalidRequest, and CommandFailed where the address cannot be dialled.
     """
     from outrider.client.endpoints import credentials_of
-    from outrider.wire.channel import open_sync_channel
+    from outrider.wire.channel import sync_channel
     from outrider.wire.names import is_host_port
 
     if not is_host_port(address.removeprefix("dns:").removeprefix("///")):
@@ -76,4 +77,4 @@ def operator_channel(role: str, address: str) -> "grpc.Channel":
         )
     ca, cert, cert_key = (Path(path) if path else None for path in _OPERATOR.get())
     certificates = credentials_of(None, ca, cert, cert_key).certificates
-    return open_sync_channel(address, patience_ms=PATIENCE_MS, certificates=certificates, role=role)
+    return sync_channel(address, patience_ms=PATIENCE_MS, certificates=certificates, role=role)

@@ -15,6 +15,11 @@ Servers accept pings at any rate. By default gRPC hangs up with too_many_pings a
 minutes, and any limit is wrong: gRPC's own bandwidth probes count too, and come in bunches on a busy server.
 """
 
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import grpc
 import grpc.aio
 
@@ -133,3 +138,28 @@ def open_sync_channel(
     if role:
         options.append(("grpc.ssl_target_name_override", role_name(role)))
     return grpc.secure_channel(address, channel_credentials(certificates.current()), options=options)
+
+
+@contextmanager
+def sync_channel(address: str, **options: Any) -> Iterator[grpc.Channel]:
+    """A channel as `open_sync_channel` opens it, closed behind the block."""
+    channel, left_by = open_sync_channel(address, **options), None
+    try:
+        yield channel
+    except BaseException as error:
+        left_by = error
+        raise
+    finally:
+        close_behind(left_by, channel.close)
+
+
+def close_behind(error: BaseException | None, close: Callable[[], None]) -> None:
+    """Closes channels of callers without an event loop, who are left by `error`; None: by no error.
+
+    An interrupt may come while the main thread takes a lock of gRPC's, which is then never released, and
+    closing waits for that lock in vain. So behind an interrupt a thread closes for which nothing waits.
+    """
+    if error is None or isinstance(error, Exception):
+        close()
+    else:
+        threading.Thread(target=close, name="closes behind an interrupt", daemon=True).start()

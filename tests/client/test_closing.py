@@ -2,7 +2,9 @@
 
 import asyncio
 import inspect
+import threading
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Any
 
 import grpc.aio
@@ -104,3 +106,17 @@ def test_a_closed_drafter_dials_no_websocket() -> None:
     drafter.close()
     with pytest.raises(OutriderError, match="its client was closed"):
         drafter.stream(ids=[5], max_tokens=8)
+
+
+def test_an_interrupt_ends_a_block_whose_client_cannot_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    closes, may_close = threading.Event(), threading.Event()
+
+    def close(self: Client) -> None:
+        closes.set()
+        may_close.wait()
+
+    monkeypatch.setattr(Client, "close", close)
+    with suppress(KeyboardInterrupt), Client("127.0.0.1:1"):
+        raise KeyboardInterrupt
+    assert closes.wait(60)
+    may_close.set()

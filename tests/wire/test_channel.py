@@ -5,9 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -21,6 +24,7 @@ from outrider.wire.channel import (
     least_message_mb,
     open_channel,
     server_options,
+    sync_channel,
 )
 from outrider.wire.status import rpc_errors
 from speculative.errors import InvalidRequest, OutriderError
@@ -118,12 +122,17 @@ def silent_server() -> Iterator["subprocess.Popen[bytes]"]:
         process.kill()
 
 
+def address_of(server: "subprocess.Popen[bytes]") -> str:
+    """The address that a server prints once it answers."""
+    assert server.stdout is not None
+    return f"127.0.0.1:{int(server.stdout.readline())}"
+
+
 @pytest.mark.slow
 async def test_a_silent_stream_lives_and_a_frozen_peer_is_noticed(
     silent_server: "subprocess.Popen[bytes]",
 ) -> None:
-    assert silent_server.stdout is not None
-    address = f"127.0.0.1:{int(silent_server.stdout.readline())}"
+    address = address_of(silent_server)
     async with open_channel(address) as channel:
         call = generation_pb2_grpc.GenerationStub(channel).Generate()
         await call.read()
@@ -157,3 +166,31 @@ def test_the_largest_open_of_a_context_fits_the_least_limit(context: int, vocabu
 
 def test_the_default_limit_holds_a_context_of_a_million_tokens() -> None:
     assert least_message_mb(1_354_410, 128_256) <= DEFAULT_MESSAGE_MB < least_message_mb(1_354_411, 128_256)
+
+
+def test_an_interrupt_that_left_a_lock_held_does_not_keep_the_channel_s_user(
+    silent_server: "subprocess.Popen[bytes]",
+) -> None:
+    call: Any = None
+    with suppress(KeyboardInterrupt), sync_channel(address_of(silent_server)) as channel:
+        call = generation_pb2_grpc.GenerationStub(channel).Generate(iter([generation_pb2.GenerateRequest()]))
+        next(call)
+        call._state.condition.acquire()  # as where an interrupt comes right behind this
+        raise KeyboardInterrupt
+    (closing,) = [thread for thread in threading.enumerate() if "interrupt" in thread.name]
+    assert closing.is_alive()
+    call._state.condition.release()
+    closing.join(60)
+    assert call.code() is grpc.StatusCode.CANCELLED
+
+
+@pytest.mark.parametrize("error", [None, ValueError("of the caller")], ids=["none", "an error"])
+def test_a_channel_is_closed_when_its_block_is_left(
+    error: Exception | None, silent_server: "subprocess.Popen[bytes]"
+) -> None:
+    with suppress(ValueError), sync_channel(address_of(silent_server)) as channel:
+        call = generation_pb2_grpc.GenerationStub(channel).Generate(iter([generation_pb2.GenerateRequest()]))
+        next(call)
+        if error is not None:
+            raise error
+    assert call.code() is grpc.StatusCode.CANCELLED

@@ -6,6 +6,7 @@ Knows nothing of requests.
 import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +23,7 @@ from outrider.runtime.children import ServiceFailed, ServiceProcess, reserved_ad
 from outrider.v1 import draft_source_pb2, verifier_pb2
 from outrider.v1.draft_source_pb2_grpc import DraftSourceStub
 from outrider.v1.verifier_pb2_grpc import VerifierStub
-from outrider.wire.channel import open_sync_channel
+from outrider.wire.channel import sync_channel
 from outrider.wire.status import rpc_errors
 from speculative.errors import Unavailable
 
@@ -425,11 +426,11 @@ class Stack:
         workers = [child.address for role, child in self._children.items() if role != "orchestrator"]
         wait_until_joined(self._children["orchestrator"].metrics, workers, JOIN_S)
 
-    def _channel(self, child: str, named: str) -> grpc.Channel:
+    def _channel(self, child: str, named: str) -> AbstractContextManager[grpc.Channel]:
         """A channel to a service, with the orchestrator's certificate where it has one."""
         files = (self._overrides.text("orchestrator", name) for name in ("tls_ca", "tls_cert", "tls_key"))
         certificates = credentials_of(None, *(file or None for file in files)).certificates
-        return open_sync_channel(self._children[child].address, certificates=certificates, role=named)
+        return sync_channel(self._children[child].address, certificates=certificates, role=named)
 
 
 def _gpu_share(role: str, options: StackOptions) -> float | None:
