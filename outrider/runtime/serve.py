@@ -90,12 +90,9 @@ class _Ending:
         self.error: BaseException | None = None
 
     def on_signals(self) -> None:
+        """Takes SIGTERM and SIGINT until the loop closes: one that comes late must not end the process."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self.requested.set)
-
-    def off_signals(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.remove_signal_handler(number)
 
     def fail(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self._fail, error)
@@ -126,7 +123,10 @@ async def serve(
     announce: Announce,
     listen: Listen[Settings] = inside,
 ) -> int:
-    """Serves until a signal arrives; returns the exit status: 0, or 1 after a failure, which it announces."""
+    """Serves until a signal arrives; returns the exit status: 0, or 1 after a failure, which it announces.
+
+    Later signals are without effect until the event loop closes.
+    """
     ending = _Ending()
     ending.on_signals()
     try:
@@ -136,8 +136,6 @@ async def serve(
     except Exception as error:
         log.exception("%s failed", role)
         ending.error = error
-    finally:
-        ending.off_signals()
     if ending.error is None:
         return 0
     failure = _failure(ending.error)

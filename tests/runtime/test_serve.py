@@ -196,6 +196,15 @@ def test_several_signals_are_one(start_toy: StartToy) -> None:
     assert toy._wait(60) == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_comes_as_the_process_ends_changes_no_status(
+    start_toy: StartToy, number: signal.Signals
+) -> None:
+    toy = start_toy("--late-signal", str(number.value))
+    toy.terminate()
+    assert toy._wait(60) == 0
+
+
 async def test_an_open_stream_ends_in_order_when_the_service_stops(start_toy: StartToy) -> None:
     toy = start_toy()
     async with open_channel(toy.address) as channel:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import os
 import sys
 import time
@@ -25,6 +26,8 @@ class ToySettings(ServiceSettings):
     fault: str = ""
     children: bool = False
     tensors: int = 0
+    late_signal: int = 0
+    """The number of a signal that the process gets as it ends; 0: none."""
 
 
 FAULTS = {
@@ -45,6 +48,23 @@ def hold_the_loop(seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         sum(range(1000))
+
+
+class LateSignal(logging.Handler):
+    """Sends its own process a signal as logging is shut down, the last thing that a service does."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._number = number
+
+    def close(self) -> None:
+        super().close()
+        if self._number:
+            os.kill(os.getpid(), self._number)
+
+
+HANDLERS: list[logging.Handler] = []
+"""Kept here, since logging keeps no handler."""
 
 
 class Toy(generation_pb2_grpc.GenerationServicer):
@@ -106,6 +126,7 @@ async def build(context: ServiceContext[ToySettings]) -> Service:
 
 def main(arguments: list[str]) -> None:
     settings = settings_or_exit(ToySettings, arguments)
+    HANDLERS.append(LateSignal(settings.late_signal))
     run(settings.role, build, settings)
 
 
