@@ -20,6 +20,7 @@ from outrider.source.messages import ATTACH_BOUNDS, events_from_wire, outgoing_t
 from outrider.source.spans import FollowSpans
 from outrider.v1 import draft_source_pb2
 from outrider.wire.incoming.unparsed import Unparsed, parsed
+from speculative.errors import Unavailable
 from speculative.fragment import Fragment
 
 log = logging.getLogger(__name__)
@@ -101,6 +102,7 @@ class AttachStreams:
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count()
         self._outboxes: dict[int, DraftOutbox] = {}
+        self._closed = False
 
     async def attach(
         self,
@@ -113,7 +115,7 @@ class AttachStreams:
         tokenizer_digest: str,
         max_length: int,
     ) -> AsyncGenerator[draft_source_pb2.AttachResponse, None]:
-        """Serves one verifier's stream until either side ends it.
+        """Serves one verifier's stream until either side ends it. Raises Unavailable once `close` was called.
 
         Args:
             submit: takes the events of the verifier's messages.
@@ -122,6 +124,8 @@ class AttachStreams:
             tokenizer_digest: the source's tokenizer; follows with another one are refused.
             max_length: the longest session that the source follows, in tokens.
         """
+        if self._closed:  # a verifier dials again at once
+            raise Unavailable("this source is stopping")
         stream = next(self._numbers)
         outbox = self._outboxes[stream] = DraftOutbox()
 
@@ -169,7 +173,8 @@ class AttachStreams:
             self._loop.call_soon_threadsafe(self.put, outgoing)
 
     def close(self) -> None:
-        """Ends every stream."""
+        """Ends every stream; no further one is served."""
+        self._closed = True
         for outbox in self._outboxes.values():
             outbox.close()
 

@@ -17,6 +17,7 @@ from outrider.source.streams import (
     DraftOutbox,
 )
 from outrider.v1 import draft_source_pb2
+from speculative.errors import Unavailable
 from speculative.fragment import Fragment
 
 
@@ -151,6 +152,33 @@ class SlowToEnd(Verifier):
         finally:
             self.ending.set()
             await asyncio.Event().wait()
+
+
+class Waiting(Verifier):
+    """A verifier's end that has nothing to say yet."""
+
+    async def __aiter__(self) -> AsyncIterator[draft_source_pb2.AttachRequest]:
+        await asyncio.Event().wait()
+        yield draft_source_pb2.AttachRequest()
+
+
+async def test_a_verifier_that_dials_again_while_a_source_stops_is_sent_away() -> None:
+    verifier: Any = Waiting()
+    streams, events = AttachStreams(lambda dropped: None), list[Event]()
+    streams.close()
+    serving = streams.attach(
+        verifier,
+        verifier,
+        events.append,
+        pending=lambda: 0,
+        model="m",
+        tokenizer_digest="",
+        max_length=100,
+    )
+    async with asyncio.timeout(60):
+        with pytest.raises(Unavailable, match="stopping"):
+            await anext(serving)
+    assert events == []
 
 
 async def test_a_stream_that_is_cancelled_while_it_ends_stays_cancelled() -> None:
