@@ -149,7 +149,8 @@ class AttachStream:
         for_nobody()
         while True:
             await self._wanted.wait()
-            await asyncio.sleep(max(0.0, self._muted_until - time.monotonic()))
+            while (muted_s := self._muted_until - time.monotonic()) > 0:  # noqa: ASYNC110  # or muted again
+                await asyncio.sleep(muted_s)
             try:
                 await self._attach()
             except (grpc.aio.AioRpcError, TimeoutError, InvalidRequest, _Reset) as error:

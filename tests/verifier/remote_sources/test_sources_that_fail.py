@@ -5,6 +5,7 @@ Requests here are endless: each goes on until what the test waits for has come t
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -17,6 +18,7 @@ from harness import Verifier, eventually, hold_steps_for_drafts, serving
 from ngram_lm import NgramLM
 
 from outrider.wire.origin import bound_fields
+from tests.in_time import in_time
 from verifier_service.remote_sources.stream import AttachStream, LinkLimits
 
 PROMPT = (1, 2, 3)
@@ -341,6 +343,41 @@ async def test_what_a_source_says_is_logged_up_to_a_bound(caplog: pytest.LogCapt
     (said,) = (record.message for record in caplog.records if "does not follow" in record.message)
     assert said.endswith("... (200000 characters)")
     assert len(said) < 600
+
+
+class Taciturn:
+    """A stream's user that says nothing and hears nothing."""
+
+    def stream_opened(self) -> None: ...
+
+    def described(self, description: Any) -> None: ...
+
+    def stream_closed(self) -> None: ...
+
+    def malformed(self) -> None: ...
+
+    def next_request(self) -> None: ...
+
+    async def receive(self, response: Any) -> None: ...
+
+
+async def test_a_source_that_is_muted_again_while_it_is_muted_is_left_alone_until_both_are_over() -> None:
+    async with running(FakeSource()) as server:
+        limits = LinkLimits(redial_first_s=0.001, redial_most_s=0.001)
+        stream = AttachStream(server.address, Taciturn(), limits)
+        stream.want()
+        try:
+            await eventually(lambda: server.source.streams == 1)
+            stream.mute(1.0)
+            await eventually(lambda: not stream.attached)
+            await asyncio.sleep(0.1)  # until the stream waits for the end of the first time
+            in_time(server.source.streams == 1, "the first time was over before the second began")
+            began = time.monotonic()
+            stream.mute(1.5)
+            await eventually(lambda: server.source.streams == 2)
+            assert time.monotonic() - began >= 1.5
+        finally:
+            await stream.close()
 
 
 async def test_a_caller_that_is_cancelled_while_a_stream_closes_stays_cancelled() -> None:
