@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fake_source import Behaviour, Draft, FakeSource, Garbage, Oracle, View, running
-from harness import GREEDY, Verifier, hold_steps_for_drafts, serving
+from harness import GREEDY, Verifier, hold_steps_for_drafts, hold_steps_until, serving
 from ngram_lm import NgramLM
 
 from speculative.params import SamplingParams
@@ -136,12 +136,13 @@ async def test_drafts_for_a_session_that_has_ended_do_no_harm() -> None:
         seen.append(view)
         return [old.draft([1, 2]) for old in seen if old is not view]
 
-    target = NgramLM(24)
-    target.step_s = 0.01
-    async with serving(target) as verifier, running(FakeSource(remember)) as source:
+    async with serving(NgramLM(24), budget="fixed") as verifier, running(FakeSource(remember)) as source:
         asked: dict[str, Any] = {"new": 25, "sources": [("drafter", source.address)]}
+        hold_steps_until(verifier, lambda: len(seen) > 0)
         first = await verifier.generate((1, 2), **asked)
+        counts = verifier.server._sources.counts
+        hold_steps_until(verifier, lambda: counts["drafter"].stale)
         second = await verifier.generate((1, 2), **asked)
-        assert first.ids == second.ids
         assert verifier.nodes("drafter", "stale") > 0
+        assert first.ids == second.ids
         assert verifier.metric("source_drafts_dropped_total", source="drafter", reason="malformed") == 0

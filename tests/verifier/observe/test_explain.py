@@ -1,11 +1,10 @@
 """A verifier explains how a session's rounds went, and traces what its caller traces."""
 
-import asyncio
 from typing import Any
 
 import pytest
 from fake_source import FakeSource, Oracle, running
-from harness import Verifier, eventually, hold_steps_for_drafts, serving
+from harness import Verifier, eventually, hold_steps_for_drafts, hold_steps_until, serving
 from ngram_lm import NgramLM
 
 from outrider.runtime.tracing import Tracing
@@ -128,19 +127,17 @@ def recording() -> tuple[Tracing, Any]:
 
 async def test_a_traced_session_has_a_span_its_rounds_below_it_and_hands_its_context_to_its_sources() -> None:
     tracing, spans = recording()
-    source, target = FakeSource(lambda view: []), NgramLM(8)
-    target.step_s = 0.02  # so that the source is dialled before the answer is over
-    async with serving(target, tracing=tracing) as verifier, running(source) as server:
+    source = FakeSource(lambda view: [])
+    async with serving(NgramLM(8), tracing=tracing, budget="fixed") as verifier, running(source) as server:
+        hold_steps_until(verifier, lambda: len(source.follows) >= 1)
         request = verifier.request(PROMPT, new=6, sources=[("drafter", server.address)])
         await verifier.stub.Open(request, timeout=100, metadata=((TRACE_KEY, CLIENT),))
         answer = await verifier.read(request)
-        await eventually(lambda: source.follows)
         await eventually(lambda: any(one.name == "outrider.decode" for one in spans.get_finished_spans()))
         plain = verifier.request(PROMPT, new=6, sources=[("drafter", server.address)])
+        hold_steps_until(verifier, lambda: len(source.follows) >= 2)
         await verifier.open(plain)
         await verifier.read(plain)
-        await eventually(lambda: len(source.follows) == 2)
-        await asyncio.sleep(0)
     finished = spans.get_finished_spans()
     (whole,) = [one for one in finished if one.name == "outrider.decode"]
     rounds = [one for one in finished if one.name == "outrider.round"]

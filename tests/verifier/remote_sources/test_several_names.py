@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from fake_source import Draft, FakeSource, Oracle, running
-from harness import Verifier, eventually, hold_steps_for_drafts, serving
+from harness import Verifier, eventually, hold_steps_for_drafts, hold_steps_until, serving
 from ngram_lm import NgramLM
 
 from tests.in_time import in_time
@@ -63,6 +63,7 @@ async def test_a_source_hears_which_survival_its_nodes_need(target: NgramLM) -> 
     dear = StepCostModel({rows: 5.0 + 2.0 * rows for rows in (1, 8, 64, 256)})
     for costs, raised in ((dear, True), (StepCostModel({1: 5.0, 256: 5.0}), False)):
         async with serving(target, costs=costs) as verifier, running(FakeSource()) as server:
+            hold_steps_until(verifier, lambda source=server.source: source.follows)
             await verifier.generate(PROMPT, new=NEW, sources=[("drafter", server.address)])
             asked = [least for least in server.source.least if least < NOTHING]
             assert any(asked) == raised
@@ -70,10 +71,10 @@ async def test_a_source_hears_which_survival_its_nodes_need(target: NgramLM) -> 
 
 
 async def test_a_name_that_is_left_out_later_is_listened_to_no_longer(target: NgramLM) -> None:
-    target.step_s = 0.02
     async with serving(target) as verifier:
         source = FakeSource()
         async with running(source) as server:
+            hold_steps_until(verifier, lambda: len(source.follows) == 2)
             asked: dict[str, Any] = {"new": NEW, "session": "one"}
             both = verifier.request(PROMPT, sources=[("a", server.address), ("b", server.address)], **asked)
             await verifier.open(both)
@@ -91,8 +92,10 @@ async def test_a_draft_of_no_name_is_malformed(target: NgramLM, sources: bytes) 
     async with serving(target) as verifier:
         source = FakeSource(lambda view: [view.draft([1])])
         source.names = lambda drafts: sources
+        counts = verifier.server._sources.counts
         async with running(source) as server:
             names = [("a", server.address), ("b", server.address)]
+            hold_steps_until(verifier, lambda: counts["a"].malformed)
             answer = await verifier.generate(PROMPT, new=NEW, sources=names)
         assert answer.ids == (await verifier.generate(PROMPT, new=NEW)).ids
         assert verifier.metric("source_drafts_dropped_total", source="a", reason="malformed") == 1
@@ -105,6 +108,7 @@ async def test_a_source_hears_the_last_ids_where_it_may_learn_from_them(target: 
         source = FakeSource()
         async with running(source) as server:
             names = [("past", server.address)]
+            hold_steps_until(verifier, lambda: source.follows)
             answer = await verifier.generate(PROMPT, new=NEW, sources=names, learn=learn)
             await eventually(lambda: source.past)
     assert source.follows[0].learn == learn
@@ -118,5 +122,6 @@ async def test_the_corpora_that_are_asked_for_are_passed_on(target: NgramLM) -> 
         source = FakeSource()
         async with running(source) as server:
             names = [("corpus", server.address)]
+            hold_steps_until(verifier, lambda: source.follows)
             await verifier.generate(PROMPT, new=NEW, sources=names, corpora=["code", "docs"])
     assert list(source.follows[0].corpora) == ["code", "docs"]

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_source import Draft, FakeSource, Oracle, View, running
-from harness import GREEDY, Verifier, hold_steps_for_drafts, serving
+from harness import GREEDY, Verifier, hold_steps_for_drafts, hold_steps_until, serving
 from ngram_lm import NgramLM
 
 from outrider.wire.observed import observed_from_wire
@@ -77,7 +77,9 @@ async def test_two_sources_of_a_session_each_hear_as_much_as_they_asked_for() ->
     few, many = FakeSource(wrong), FakeSource()
     few.tops, many.tops = 2, 7
     async with serving(NgramLM(24)) as verifier, running(few) as one, running(many) as other:
+        links = verifier.server._sources._links
         hold_steps_for_drafts(verifier)
+        hold_steps_until(verifier, lambda: [link._tops for link in links.copy().values()] == [2, 7])
         sources = [("drafter", one.address), ("corpus", other.address)]
         await verifier.generate(PROMPT, new=NEW, sources=sources)
     for source in (few, many):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_source import FakeSource, Garbage, Oracle, running
-from harness import GREEDY, Answer, Verifier, hold_steps_for_drafts, serving
+from harness import GREEDY, Answer, Verifier, hold_steps_for_drafts, hold_steps_until, serving
 from ngram_lm import NgramLM
 
 from outrider.lm.runner import PackedLM
@@ -64,9 +64,10 @@ async def test_a_request_ends_where_it_would_without_drafts(kind: str, temperatu
 async def test_a_source_hears_which_tokens_are_held_back() -> None:
     params = SamplingParams(temperature=0.0, min_tokens=4, stop_ids=(7,))
     follower = FakeSource()
-    async with serving(NgramLM(WIDTH, eos_ids=EOS)) as verifier, running(follower) as source:
-        verifier.target.step_s = 0.01  # so that it is followed before it ends
-        for asked in (params, GREEDY):
+    target = NgramLM(WIDTH, eos_ids=EOS)
+    async with serving(target, budget="fixed") as verifier, running(follower) as source:
+        for sessions, asked in enumerate((params, GREEDY), start=1):
+            hold_steps_until(verifier, lambda sessions=sessions: len(follower.follows) >= sessions)
             await verifier.generate(PROMPT, params=asked, sources=[("drafter", source.address)])
     first, second = (follow.sampling for follow in follower.follows)
     assert (first.min_tokens, list(first.stop_ids)) == (4, [5, 7, 9])

@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -192,6 +192,22 @@ def hold_steps_for_drafts(verifier: Verifier) -> None:
             time.sleep(0.001)
 
     verifier.target.before_forward = until_a_draft_is_there
+
+
+def hold_steps_until(verifier: Verifier, happened: Callable[[], object]) -> None:
+    """From now on a forward takes until something has happened, and then as long as before.
+
+    A source that rests hears of nothing meanwhile; with the fixed budget none does.
+    """
+    before = verifier.target.before_forward
+
+    def until_it_has_happened() -> None:
+        deadline = time.monotonic() + 100
+        while not happened() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        before()
+
+    verifier.target.before_forward = until_it_has_happened
 
 
 async def open_together(verifier: Verifier, requests: Sequence[verifier_pb2.OpenRequest]) -> None:
