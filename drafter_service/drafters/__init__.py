@@ -51,7 +51,7 @@ class Drafter(Protocol):
 
     @property
     def cached_tokens(self) -> int:
-        """Number of tokens that the open caches have room for."""
+        """Number of tokens that the open caches have room for; from any thread."""
 
 
 def load(settings: DrafterSettings) -> Drafter:

@@ -142,8 +142,8 @@ class NgramDrafter:
 
     @property
     def cached_tokens(self) -> int:
-        """Number of ids that the open caches hold."""
-        return sum(cache.length for cache in self._caches)
+        """Number of ids that the open caches hold; from any thread."""
+        return sum(cache.length for cache in list(self._caches))
 
 
 def _own(cache: Cache) -> NgramCache:

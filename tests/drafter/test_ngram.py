@@ -139,3 +139,10 @@ def test_what_cannot_be_counted_is_refused(
 def test_a_setting_of_another_kind_of_drafter_is_refused(given: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         DrafterSettings(model="m", **given)
+
+
+def test_what_is_held_can_be_counted_while_sessions_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = NgramDrafter("counts", TOKENS, counted([1, 2, 3]))
+    drafter.open(0)
+    monkeypatch.setattr(NgramCache, "length", property(lambda cache: len(drafter.open(0).ids)))
+    assert drafter.cached_tokens == 0
