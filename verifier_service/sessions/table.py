@@ -208,9 +208,12 @@ class SessionTable:
         self._by_key[view.key] = self._by_handle[view.handle] = self._running[view.handle] = view
 
     def supersede(self, view: SessionView) -> None:
-        """Forgets a session that a higher epoch takes over, and notifies its readers."""
+        """Forgets a session that a higher epoch takes over, and notifies its readers.
+
+        One that has ended was not lost to the other: readers that have yet to be told get its end.
+        """
         self.forget(view)
-        for cursor in view.cursors:
+        for cursor in view.cursors if view.finish is None else ():
             cursor.superseded()
 
     def absorb(self, update: Update, now: float) -> SessionView | None:
