@@ -115,7 +115,8 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         self._tokenizer = b""
         self._served = ServedModel("", 0, 0, 0)
         self._stopping = False
-        self._quiet = asyncio.Event()  # set after a step that left no session running
+        self._failed = False
+        self._quiet = asyncio.Event()  # set after a step that left no session running, or failed for good
         self._tasks: list[asyncio.Task[None]] = []
         self.tracing = Tracing()
         """Where sessions are traced; to be set before `start`."""
@@ -149,7 +150,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
             passing,
             _engine_limits(self._settings),
             self._publish,
-            self._fail,
+            self._engine_failed,
             costs,
             proposers,
             target.take_profile,
@@ -169,13 +170,14 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         """Stops the verifier: refuses new sessions, then ends every stream after `grace` seconds at most.
 
         Until then running sessions may end here or move elsewhere; the verifier announces that it drains.
+        Those of an engine that has failed can only move, for which the ends of their streams are sign enough.
         """
         self._stopping = True
         if self._learning is not None:
             self._learning.end_soon()
         self._readers.drain()
         self._quiet.clear()
-        if self._table.running:
+        if self._table.running and not self._failed:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._quiet.wait(), grace)
         self._readers.close_all()
@@ -279,6 +281,16 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         """Hands a step's report to the event loop. Called from the engine's thread, once per step."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: this process is ending
             self._loop.call_soon_threadsafe(self._absorb, report)
+
+    def _engine_failed(self, error: BaseException) -> None:
+        """Ends the process, which waits for no session any more. Called from the engine's thread."""
+        with contextlib.suppress(RuntimeError):  # as above
+            self._loop.call_soon_threadsafe(self._wait_no_longer)
+        self._fail(error)
+
+    def _wait_no_longer(self) -> None:
+        self._failed = True
+        self._quiet.set()
 
     def _absorb(self, report: StepReport) -> None:
         assert self._manager is not None

@@ -125,6 +125,30 @@ async def test_an_engine_that_cannot_go_on_says_so_once() -> None:
         assert "3 times in a row" in str(verifier.failures[0])
 
 
+@pytest.mark.parametrize("stops_first", [False, True], ids=["fails, then stops", "fails as it stops"])
+async def test_sessions_of_an_engine_that_cannot_go_on_are_not_waited_for(stops_first: bool) -> None:
+    target, fails = NgramLM(), threading.Event()
+
+    def broken() -> None:
+        fails.wait(60)
+        raise RuntimeError("the device is gone")
+
+    async with serving(target, max_running=1) as verifier:
+        target.before_forward = broken
+        for number in range(5):  # each of the three passes that fail ends one of them
+            await verifier.open(verifier.request([1, 2, number]))
+        if stops_first:
+            stopping = asyncio.create_task(verifier.server.stop(100.0))
+            await eventually(lambda: verifier.server._readers.ending)
+            fails.set()
+        else:
+            fails.set()
+            await eventually(lambda: verifier.failures)
+            stopping = asyncio.create_task(verifier.server.stop(100.0))
+        await asyncio.wait_for(stopping, 30)
+        assert verifier.server._table.running == 2
+
+
 async def test_a_table_that_cannot_be_had_ends_that_session(monkeypatch: pytest.MonkeyPatch) -> None:
     target = NgramLM()
     async with serving(target) as verifier:
