@@ -178,7 +178,7 @@ async def test_windows_of_draws_are_refused_by_name() -> None:
 
 
 async def test_cancel_gives_slots_and_places_back() -> None:
-    target = chain_lm("lfm2")
+    target = slowed(chain_lm("lfm2"))
     assert isinstance(target.pool, ChainPool)
     places = target.pool.free_places + target.pool.kept_states
     async with serving(target) as verifier:
