@@ -6,7 +6,6 @@ Knows nothing of requests.
 import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -426,7 +425,7 @@ class Stack:
         workers = [child.address for role, child in self._children.items() if role != "orchestrator"]
         wait_until_joined(self._children["orchestrator"].metrics, workers, JOIN_S)
 
-    def _channel(self, child: str, named: str) -> AbstractContextManager[grpc.Channel]:
+    def _channel(self, child: str, named: str) -> contextlib.AbstractContextManager[grpc.Channel]:
         """A channel to a service, with the orchestrator's certificate where it has one."""
         files = (self._overrides.text("orchestrator", name) for name in ("tls_ca", "tls_cert", "tls_key"))
         certificates = credentials_of(None, *(file or None for file in files)).certificates
