@@ -161,6 +161,7 @@ class VerifierLink:
         self._is_probing = False
         self._urges_at = 0.0
         self._background: set[asyncio.Task[None]] = set()
+        self._hung_up = False
 
     @property
     def sessions(self) -> int:
@@ -190,17 +191,18 @@ class VerifierLink:
             guard.cancel()
             for task in self._background:
                 task.cancel()
+            self._hung_up = True
             await self._channel.close()
 
     async def open(self, message: verifier_pb2.OpenRequest, timeout_s: float) -> verifier_pb2.OpenResponse:
         """Open a session at the verifier.
 
-        Raises the verifier's own error, and Unavailable as soon as the link gives the verifier up: a frozen
-        process answers only when it wakes.
+        Raises the verifier's own error, and Unavailable as soon as the link gives the verifier up (a frozen
+        process answers only when it wakes) or hangs up.
         """
         given_up: asyncio.Future[Unavailable] = asyncio.get_running_loop().create_future()
         self._given_up.add(given_up)
-        with rpc_errors():
+        with self._call_errors():
             call = self._stub.Open(message, timeout=timeout_s, metadata=current().metadata)
             answer: asyncio.Future[verifier_pb2.OpenResponse] = asyncio.ensure_future(call)
             try:
@@ -248,14 +250,14 @@ class VerifierLink:
     async def cancel(self, key: SessionKey, epoch: int) -> bool:
         """End a session at the verifier; returns whether it was running. Raises the verifier's error."""
         request = verifier_pb2.VerifierCancelRequest(key=key_to_wire(key), epoch=epoch)
-        with rpc_errors():
+        with self._call_errors():
             response: verifier_pb2.VerifierCancelResponse = await self._stub.Cancel(request, timeout=CANCEL_S)
             return response.found
 
     async def explain(self, key: SessionKey, *, nodes: bool) -> explain_pb2.ExplainResponse:
         """The verifier's record of a session's rounds, with trees if `nodes`. Raises the verifier's error."""
         request = explain_pb2.ExplainRequest(key=key_to_wire(key), nodes=nodes)
-        with rpc_errors():
+        with self._call_errors():
             response: explain_pb2.ExplainResponse = await self._stub.Explain(request, timeout=CANCEL_S)
             return response
 
@@ -265,6 +267,17 @@ class VerifierLink:
         A verifier that cannot be reached ends the session by itself once the session's reader is missing.
         """
         self._spawn(self._cancel_quietly(key, epoch))
+
+    @contextmanager
+    def _call_errors(self) -> Iterator[None]:
+        """Raise a failed call's error, and Unavailable where the link has hung up."""
+        try:
+            with rpc_errors():
+                yield
+        except (grpc.aio.UsageError, asyncio.CancelledError) as error:
+            if not self._hung_up or ((task := asyncio.current_task()) and task.cancelling()):
+                raise  # else gRPC cancelled the call, and not its caller, as it closed the channel
+            raise Unavailable(f"verifier {self.address} has left") from error
 
     async def _cancel_quietly(self, key: SessionKey, epoch: int) -> None:
         with suppress(OutriderError):

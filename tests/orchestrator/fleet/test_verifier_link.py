@@ -1,4 +1,4 @@
-"""Opens under way at a verifier that may be given up before it answers."""
+"""Calls under way at a verifier that may be given up, or leave, before it answers."""
 
 import asyncio
 import time
@@ -12,6 +12,7 @@ from orchestrator.fleet.verifier_link import VerifierLink, VerifierLost
 from outrider.v1 import verifier_pb2
 from outrider.wire.codec import MAX_NAME, SessionKey
 from speculative.errors import StaleEpoch, Unavailable
+from tests.orchestrator.conftest import FakeVerifier, World
 
 ANSWER = verifier_pb2.OpenResponse(source_names=["lookup"])
 
@@ -103,6 +104,60 @@ async def test_a_caller_that_goes_away_cancels_its_call() -> None:
         await task
     await asyncio.sleep(0)
     assert ended == ["call"]
+
+
+Call = Callable[[VerifierLink], Awaitable[Any]]
+CALLS: dict[str, Call] = {
+    "open": lambda link: link.open(verifier_pb2.OpenRequest(), 60.0),
+    "cancel": lambda link: link.cancel(SessionKey("", "mine"), 1),
+    "explain": lambda link: link.explain(SessionKey("", "mine"), nodes=False),
+}
+each_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+
+
+class Hanging(FakeVerifier):
+    """A verifier that answers nothing but Describe; `asked` counts the calls under way."""
+
+    asked = 0
+
+    async def _hang(self, request: Any, context: Any) -> Any:
+        self.asked += 1
+        await asyncio.Event().wait()
+
+    Open = Cancel = Explain = _hang
+
+
+async def hung_up(running: asyncio.Task[None]) -> None:
+    """Ends a link as its fleet does once the verifier is gone from the registry."""
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+@each_call
+async def test_a_call_under_way_fails_once_the_link_has_hung_up(world: World, call: Call) -> None:
+    """Its caller is not cancelled, and may ask another verifier."""
+    verifier = Hanging()
+    await world.serve(verifier)
+    link = VerifierLink(verifier.address)
+    running = asyncio.create_task(link.run())
+    calling, leaving = asyncio.ensure_future(call(link)), asyncio.ensure_future(call(link))
+    await world.until(lambda: verifier.asked == 2)
+    leaving.cancel()
+    await hung_up(running)
+    with pytest.raises(Unavailable, match="has left"):
+        await calling
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+
+
+@each_call
+async def test_a_call_that_comes_once_the_link_has_hung_up_fails(call: Call) -> None:
+    link = VerifierLink("127.0.0.1:1")
+    running = asyncio.create_task(link.run())
+    await asyncio.sleep(0)
+    await hung_up(running)
+    with pytest.raises(Unavailable, match=r"127.0.0.1:1 has left$"):
+        await call(link)
 
 
 async def until(happened: Callable[[], bool]) -> None:
