@@ -30,7 +30,7 @@ from outrider.wire.codec import (
 )
 from outrider.wire.criteria import criterion_to_wire
 from outrider.wire.incoming.request_fields import unknown_field
-from speculative.errors import InvalidRequest, OutriderError, StaleEpoch, Superseded
+from speculative.errors import InvalidRequest, OutriderError, StaleEpoch, Superseded, Unavailable
 
 OPEN_S = 10.0
 OPEN_ATTEMPTS = 3
@@ -217,9 +217,12 @@ class Opener:
         """Open the choices of the plan under a new epoch above all known ones; all of them or none.
 
         An epoch that one verifier reports counts at the next verifier too, which may never have heard of the
-        session. Raises OutriderError, also the one that ended the request meanwhile, and OlderVerifier for a
-        verifier that would ignore a part of the request.
+        session. Raises OutriderError, also the one that ended the request meanwhile, OlderVerifier for a
+        verifier that would ignore a part of the request, and Unavailable where no time is left: an Open sent
+        as late as that may still reach the verifier, and would take the session from its earlier request.
         """
+        if time_left == 0:
+            raise Unavailable("the request's time is over, and no verifier has it; retry, or allow more time")
         messages = await self._messages(plan, _sources_of(link, sources), time_left)
         _check_fields(messages[0], link)
         timeout_s = OPEN_S if time_left is None else min(OPEN_S, time_left)

@@ -131,6 +131,14 @@ async def test_a_request_counts_from_the_first_epoch_that_a_verifier_may_have_ta
     assert opener.first == link.epochs[1] < place.epoch
 
 
+async def test_a_request_whose_time_is_over_is_never_opened(opener: Opener) -> None:
+    """Its lookups may have taken what was left; its session may still run an earlier request."""
+    late: Any = Link("a:1")
+    with pytest.raises(Unavailable, match="time is over"):
+        await opener.open(late, (), OpenPlan({0: []}), 0.0)
+    assert (late.epochs, opener.first) == ([], 0)
+
+
 async def test_what_one_verifier_said_of_a_session_counts_at_the_next(opener: Opener) -> None:
     first = Link("a:1", StaleEpoch("older", AN_HOUR_AHEAD), Unavailable("connection reset"))
     with pytest.raises(Unavailable):
