@@ -158,17 +158,30 @@ class ClusterQuotas:
         for key, use in uses.items():
             tokens, use.tokens, use.unreported = use.tokens, 0, False
             reports.append(self._report_of(key, use, tokens, beginning))
+        asking = asyncio.ensure_future(self._store.use_quotas(reports))
         try:
-            states = await self._store.use_quotas(reports)
+            states = await asyncio.shield(asking)
         except BaseException:
             for use in uses.values():
                 use.unreported = True
+            if not asking.done():
+                asking.add_done_callback(lambda asked: self._arrived_late(uses, asked))
             raise
         for use, state in zip(uses.values(), states, strict=True):
             if state is not None:
                 use.running += 0 if state.refused else beginning
                 use.allowance.adopt(state.requests_left, state.tokens_left - use.tokens, self._clock())
         return states
+
+    def _arrived_late(
+        self, uses: Mapping[str, _KeyUse], asked: "asyncio.Future[list[QuotaState | None]]"
+    ) -> None:
+        """Report keys again: the store may have taken a report that nobody waited for behind later ones."""
+        if not asked.cancelled():
+            asked.exception()  # its caller is gone
+        for key, use in uses.items():
+            self._uses.setdefault(key, use).unreported = True
+        self._ended.set()
 
     def _report_of(self, key: str, use: _KeyUse, tokens: int, beginning: int) -> QuotaUse:
         quota = use.quota

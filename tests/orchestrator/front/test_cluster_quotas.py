@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ import pytest
 from orchestrator.front import cluster_quotas
 from orchestrator.front.cluster_quotas import ASK_S, ClusterQuotas
 from orchestrator.front.quota import Allowance, Quota
+from orchestrator.store import redis as redis_store
+from orchestrator.store.quotas import QuotaState, QuotaUse
 from orchestrator.store.redis import RedisStore
 from outrider.client import AsyncClient
 from speculative.errors import QuotaExceeded
@@ -157,6 +159,38 @@ async def test_no_request_waits_long_for_a_frozen_store_and_each_takes_its_share
         await soon(lambda: unchanged(one, quota))
 
 
+async def test_a_report_that_arrives_behind_a_later_one_refuses_nobody(
+    redis_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_store, "STREAMS_MS", 600_000)  # what is reported to run does not expire
+    async with counting(redis_server.url, Quota(streams=1)) as (one, other):
+        use_quotas, arrives = one.store.use_quotas, asyncio.Event()
+        late: list[asyncio.Task[list[QuotaState | None]]] = []
+
+        async def arriving(uses: Sequence[QuotaUse]) -> list[QuotaState | None]:
+            await arrives.wait()
+            return await use_quotas(uses)
+
+        async def late_once(uses: Sequence[QuotaUse]) -> list[QuotaState | None]:
+            if late or not uses:
+                return await use_quotas(uses)
+            late.append(asyncio.create_task(arriving(uses)))
+            return await asyncio.shield(late[0])  # a command arrives though its caller has gone
+
+        monkeypatch.setattr(one.store, "use_quotas", late_once)
+        assert await one.passes(), "nobody waits long for the store"
+        await soon(lambda: forgotten(one))
+        monkeypatch.setattr(cluster_quotas, "ASK_S", 30.0)
+        arrives.set()
+        await late[0]
+        await soon(other.passes)
+
+
+async def settled(front: Any) -> bool:
+    """Whether the store has heard of the end of all of an orchestrator's requests."""
+    return not front.service._quotas._uses
+
+
 async def counted(one: Counting, orchestrators: int) -> bool:
     return one.cluster._orchestrators == orchestrators
 
@@ -187,6 +221,7 @@ async def test_two_orchestrators_with_one_store_hold_one_keys_quota(
             with pytest.raises(QuotaExceeded, match="1 requests of this key run, 1 may"):
                 await there.generate(ids=[5], max_tokens=2)
             await stream.completion()
+        await soon(lambda: settled(first))  # else its end may come later than the next request asks twice
         assert len((await there.generate(ids=[5], max_tokens=2)).ids) == 2
     assert second.sample("quota_seconds_count") == 2
     assert second.sample("request_errors_total", reason="QuotaExceeded") >= 1
