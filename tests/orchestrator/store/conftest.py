@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.store import connection
+from orchestrator.store import connection, ledger
 from tests.redis_server import RedisServer
 
 
@@ -24,6 +24,8 @@ def shared_redis() -> Iterator[RedisServer]:
 def redis_server(shared_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> RedisServer:
     """The shared Redis server, running and empty; it is given as long as a busy machine takes."""
     monkeypatch.setattr(connection, "TIMEOUT_S", 30.0)
+    for patience in ("HINT_S", "CANCEL_S"):  # a lookup without an answer is no error: the request goes on
+        monkeypatch.setattr(ledger, patience, 30.0)
     shared_redis.say("FLUSHALL")
     return shared_redis
 

@@ -49,6 +49,7 @@ async def left_behind(world: Any, url: str, **start: Any) -> Any:
         await call.write(message(**start))
         for _ in range(12):
             await call.read()
+        verifier.per_tick = 0  # the record does not reach the end before the client is gone
         call.cancel()
     store = RedisStore(url)
     async with asyncio.timeout(60):
@@ -58,6 +59,7 @@ async def left_behind(world: Any, url: str, **start: Any) -> Any:
                 break
             await asyncio.sleep(0.02)
     await store.close()
+    verifier.per_tick = 1
     return other
 
 

@@ -118,11 +118,13 @@ async def test_what_a_client_has_is_recorded_soon_after(world: Any, redis_server
     verifier, front = await served(world, redis_server.url)
     stream = front.client.stream(ids=[5], session="mine", max_tokens=LIMIT - 1)
     ids = [id_ for _ in range(5) for id_ in (await anext(stream)).ids]
+    verifier.per_tick = 0  # the request is not over before its record is read
     async with looked_into(redis_server.url) as store:
         await until_recorded(store, tuple(ids))
         record = await store.find(KEY)
         assert record is not None
         assert (record.verifier, record.epoch) == (verifier.address, verifier.opened[0].epoch)
+        verifier.per_tick = 1
         completion = await stream.completion()
         assert completion.ids == WHOLE
         await until_handled(store, KEY, LIMIT)
@@ -169,7 +171,7 @@ async def test_a_slow_store_slows_no_stream(world: Any, slow: Slow) -> None:
 async def test_a_frozen_store_stops_no_stream_and_is_told_all_when_it_wakes(
     world: Any, own_redis: Any
 ) -> None:
-    _, front = await served(world, own_redis.url)
+    verifier, front = await served(world, own_redis.url)
     pause_s, store_s = await during(front, own_redis.freeze)
     in_time(pause_s < PAUSE_S, pause_s)
     in_time(store_s < TOKEN_PATH_S, store_s)
@@ -178,6 +180,7 @@ async def test_a_frozen_store_stops_no_stream_and_is_told_all_when_it_wakes(
     ids = (await anext(stream)).ids
     other = front.client.stream(ids=[5], session="other", max_tokens=LIMIT - 1)
     await anext(other)
+    verifier.per_tick = 0  # neither is over before the store is told of it
     began = time.monotonic()
     assert await front.client.cancel("other")
     in_time(time.monotonic() - began < PAUSE_S, "what runs here is cancelled with nobody's help")
@@ -185,6 +188,7 @@ async def test_a_frozen_store_stops_no_stream_and_is_told_all_when_it_wakes(
     own_redis.thaw()
     async with looked_into(own_redis.url) as store:
         await until_recorded(store, ids)
+    verifier.per_tick = 1
     assert (await stream.completion()).ids == WHOLE
 
 
@@ -196,12 +200,14 @@ async def test_a_store_that_comes_back_empty_is_told_again(world: Any, own_redis
         await until_recorded(store, tuple(ids))
     own_redis.kill()
     ids += [id_ for _ in range(3) for id_ in (await anext(stream)).ids]
+    verifier.per_tick = 0  # the request is not over before the store is told of it
     own_redis.start()
     async with looked_into(own_redis.url) as store:
         await until_recorded(store, tuple(ids))
         record = await store.find(KEY)
     assert record is not None
     assert record.verifier == verifier.address
+    verifier.per_tick = 1
     assert (await stream.completion()).ids == WHOLE
 
 
@@ -281,11 +287,12 @@ async def test_what_no_clock_can_have_made_neither_cancels_a_request_nor_places_
 
 
 async def test_a_cancel_at_another_orchestrator_ends_the_request(world: Any, redis_server: Any) -> None:
-    verifier, front = await served(world, redis_server.url, tick_s=0.05)
+    verifier, front = await served(world, redis_server.url)
     other = await world.front([verifier.address], store="redis", redis_url=redis_server.url)
     await world.ready(other)
     stream = front.client.stream(ids=[5], session="mine", max_tokens=LIMIT - 1)
     ids = (await anext(stream)).ids
+    verifier.per_tick = 0  # the request does not end by itself
     async with looked_into(redis_server.url) as store:
         await until_recorded(store, ids)
     assert await other.client.cancel("mine")
@@ -298,7 +305,8 @@ async def test_a_recorded_cancel_stops_a_takeover(world: Any, redis_server: Any)
     """Its verifier is frozen when the Cancel comes, and another would go on with it."""
     verifiers = [await world.verifier(per_tick=1, tick_s=0.05) for _ in range(2)]
     addresses = [verifier.address for verifier in verifiers]
-    fronts = [await world.front(addresses, store="redis", redis_url=redis_server.url) for _ in range(2)]
+    how = {"store": "redis", "redis_url": redis_server.url, "silent_s": 0.6}
+    fronts = [await world.front(addresses, **how) for _ in range(2)]
     for front in fronts:
         await world.ready(front)
     stream = fronts[0].client.stream(ids=[5], session="mine", max_tokens=LIMIT - 1)
