@@ -89,7 +89,7 @@ async def test_an_edit_makes_the_prompts_last_document_a_reference(world: World,
 async def test_a_session_that_moves_keeps_its_references(world: Any, table: TokenTable) -> None:
     first = await world.verifier(per_tick=1, tick_s=0.02, tokens=table)
     second = await world.verifier(per_tick=1, tick_s=0.02, tokens=table)
-    front = await world.front([first.address, second.address], silent_s=0.6, stalled_s=1.5, recover_s=5.0)
+    front = await world.front([first.address, second.address])
     for verifier in (first, second):
         await world.until(lambda at=verifier.address: front.sample("peer_up", peer=at))
     await world.ready(front)

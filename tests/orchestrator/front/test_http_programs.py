@@ -308,7 +308,7 @@ async def test_a_prompt_can_be_scored_without_a_token_behind_it(
 
 async def test_a_score_survives_the_loss_of_its_verifier(world: World, table: TokenTable) -> None:
     first = await world.verifier(tokens=table, per_tick=2, tick_s=0.05)
-    front = await world.front([first.address], http_bind="127.0.0.1:0", silent_s=0.3)
+    front = await world.front([first.address], http_bind="127.0.0.1:0")
     await world.ready(front)
     async with openai.AsyncOpenAI(base_url=f"{front.http}/v1", api_key="any", max_retries=0) as client:
         stream = await client.completions.create(

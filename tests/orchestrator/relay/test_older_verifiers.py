@@ -6,13 +6,12 @@ import pytest
 
 from speculative.errors import InvalidRequest, Overloaded, Unavailable
 
-QUICK = {"silent_s": 0.6, "stalled_s": 1.5, "recover_s": 0.1}
 CONTRAST: dict[str, Any] = {"ids": [5], "max_tokens": 3, "contrast_strength": 0.5}
 OLD: dict[str, Any] = {"request_fields": ()}
 
 
 async def fleet(world: Any, *verifiers: Any) -> Any:
-    front = await world.front([verifier.address for verifier in verifiers], **QUICK)
+    front = await world.front([verifier.address for verifier in verifiers], recover_s=0.1)
     for verifier in verifiers:
         await world.until(lambda verifier=verifier: front.sample("peer_up", peer=verifier.address))
     return await world.ready(front)
