@@ -57,6 +57,7 @@ async def test_cancel_ends_all_choices(world: Any) -> None:
     front = await world.ready(await world.front([verifier.address]))
     stream = front.client.stream(ids=[5], session="mine", max_tokens=60, n=3)
     await anext(stream)
+    verifier.per_tick = 0  # no choice ends by itself first
     assert await front.client.cancel("mine")
     completion = await stream.completion()
     assert [choice.finish_reason for choice in completion.choices] == ["cancelled"] * 3

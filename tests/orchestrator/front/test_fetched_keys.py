@@ -22,16 +22,20 @@ class SignIn:
     Attributes:
         answer: status and body of the answers to come.
         fetched: number of calls so far.
+        answers: cleared while calls are to wait for their answers.
     """
 
     def __init__(self) -> None:
         self.answer: tuple[int, bytes] = (200, key_set("p256"))
         self.fetched = 0
+        self.answers = threading.Event()
+        self.answers.set()
         service = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 service.fetched += 1
+                service.answers.wait(60)
                 status, body = service.answer
                 self.send_response(status)
                 self.send_header("Location", f"{service.url}?again")
@@ -122,8 +126,10 @@ def test_old_keys_are_fetched_again_and_a_key_that_was_withdrawn_opens_nothing(
 ) -> None:
     keys = fetched(sign_in, clock)
     sign_in.answer = 200, key_set("ed")
+    sign_in.answers.clear()
     clock.now_s += EVERY_S
     assert tenant(keys, token()) == "us"  # checked with the keys at hand while the fetch runs
+    sign_in.answers.set()
     keys.wait_fetched()
     with pytest.raises(Unauthenticated):
         tenant(keys, token())
