@@ -14,6 +14,7 @@
     ├── Overloaded       full: try again later
     │   └── QuotaExceeded  the caller's own share is used up: try again later
     ├── Unavailable      no peer can serve this now: try elsewhere
+    │   └── DeadlineExceeded  the time that the caller gave is over
     ├── MalformedDraft   a source broke the contract: its draft is dropped and counted, the session goes on
     ├── ModelRefused     the model would be served wrongly, so it is not served
     └── EmptySupport     the target's logits leave no token to choose
@@ -78,6 +79,10 @@ class PermissionDenied(OutriderError):
 
 class Unavailable(OutriderError):
     """No peer that could serve this can be reached; trying elsewhere or later may help."""
+
+
+class DeadlineExceeded(Unavailable):
+    """The time that the caller gave the request is over; the message says what it still waited for."""
 
 
 class MalformedDraft(OutriderError):

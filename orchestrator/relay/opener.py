@@ -30,7 +30,7 @@ from outrider.wire.codec import (
 )
 from outrider.wire.criteria import criterion_to_wire
 from outrider.wire.incoming.request_fields import unknown_field
-from speculative.errors import InvalidRequest, OutriderError, StaleEpoch, Superseded, Unavailable
+from speculative.errors import DeadlineExceeded, InvalidRequest, OutriderError, StaleEpoch, Superseded
 
 OPEN_S = 10.0
 OPEN_ATTEMPTS = 3
@@ -186,6 +186,8 @@ class Opener:
         """The first epoch under which this request is on record: that of its wait, or the first that a
         verifier took it under, or may have; 0: none yet. A recorded Cancel of this epoch or a later one is
         meant for this request."""
+        self.recorded = 0
+        """The epoch under which this request is on record; 0: it was never put there."""
 
     def heard_of(self, epoch: int) -> None:
         """Go above this epoch, under which the session is on record.
@@ -204,7 +206,7 @@ class Opener:
         self.first = epoch = self._above(known) if known else self._epochs.next()
         self._state.opens(epoch)
         record = SessionRecord(request.key, epoch, "", request.choices, request=request.mark)
-        self._ledger.opened(record, epoch, {})
+        self._record(record, epoch, {})
         return epoch
 
     async def open(
@@ -218,11 +220,12 @@ class Opener:
 
         An epoch that one verifier reports counts at the next verifier too, which may never have heard of the
         session. Raises OutriderError, also the one that ended the request meanwhile, OlderVerifier for a
-        verifier that would ignore a part of the request, and Unavailable where no time is left: an Open sent
-        as late as that may still reach the verifier, and would take the session from its earlier request.
+        verifier that would ignore a part of the request, and DeadlineExceeded where no time is left: an Open
+        sent as late as that may still reach the verifier, and would take the session from its earlier
+        request.
         """
         if time_left == 0:
-            raise Unavailable("the request's time is over, and no verifier has it; retry, or allow more time")
+            raise DeadlineExceeded("the request's time is over, and no verifier has it; allow more time")
         messages = await self._messages(plan, _sources_of(link, sources), time_left)
         _check_fields(messages[0], link)
         timeout_s = OPEN_S if time_left is None else min(OPEN_S, time_left)
@@ -269,25 +272,33 @@ class Opener:
         """Record where the sessions are opened, and undo it where that fails.
 
         The caller puts the keys that the verifier refused into the set; all others are cancelled on failure,
-        since an Open that failed may have been carried out all the same. Sessions that move are recorded
-        under the new epoch only once they are open, because the old verifier has them until then.
+        since an Open that failed may have been carried out all the same. A request that was decoded before
+        stays on record, at no verifier: it may be opened again, and a Cancel has to find it until then.
+        Sessions that move are recorded under the new epoch only once they are open, because the old verifier
+        has them until then.
         """
         request, refused = self._request, set[SessionKey]()
         record = SessionRecord(request.key, epoch, link.address, request.choices, request=request.mark)
         lifts = self.first if request.have is None else 0
         if not plan.moving:
-            self._ledger.opened(record, lifts, dict(plan.ids))
+            self._record(record, lifts, plan.ids)
         try:
             yield refused
         except BaseException:
             for key in keys:
                 if key not in refused:
                     link.cancel_soon(key, epoch)
-            if not plan.moving:
+            if plan.recovered and not plan.moving:
+                self._record(record._replace(verifier=""), lifts, plan.ids)
+            elif not plan.moving:
                 self._ledger.ended(request, self._target.name, epoch, whole=False)
             raise
         if plan.moving:
-            self._ledger.opened(record, lifts, dict(plan.ids))
+            self._record(record, lifts, plan.ids)
+
+    def _record(self, record: SessionRecord, lifts: int, ids: Mapping[int, Sequence[int]]) -> None:
+        self.recorded = record.epoch
+        self._ledger.opened(record, lifts, dict(ids))
 
     def _above(self, highest: int) -> int:
         try:

@@ -22,7 +22,7 @@ from orchestrator.store.ledger import Ledger, Whereabouts
 from outrider.wire.codec import SessionKey
 from outrider.wire.names import EDGE, MAX_SOURCES
 from outrider.wire.status import peer_text
-from speculative.errors import OutriderError, StaleEpoch, Superseded, Unavailable
+from speculative.errors import DeadlineExceeded, OutriderError, StaleEpoch, Superseded, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -90,10 +90,9 @@ class Relay:
             if self._running.get(request.key) is state:
                 del self._running[request.key]
             if relayed.ended or not request.resumable or not relayed.epoch:
-                epoch = relayed.epoch or opener.first
-                self._ledger.ended(request, target.name, epoch, whole=relayed.ended)
+                self._ledger.ended(request, target.name, opener.recorded, whole=relayed.ended)
             else:
-                self._ledger.left(request.key, relayed.epoch)
+                self._ledger.left(request.key, opener.recorded)
 
     async def cancel(self, key: SessionKey) -> bool:
         """End the session's current request, here or where the record has it; False if none was running."""
@@ -192,8 +191,8 @@ class Relay:
 async def _wait_for(turn: asyncio.Event, state: RequestState, deadline: RequestDeadline) -> None:
     """Return once the request may begin or was cancelled.
 
-    Raises the error that ended it meanwhile, and Unavailable once its time is over: an Open sent as late as
-    that may still reach the verifier, and would take the session from its earlier request for nothing.
+    Raises the error that ended it meanwhile, and DeadlineExceeded once its time is over: an Open sent as late
+    as that may still reach the verifier, and would take the session from its earlier request for nothing.
     """
     state.attach(lambda _: turn.set())
     state.when_cancelled(turn.set)
@@ -203,7 +202,7 @@ async def _wait_for(turn: asyncio.Event, state: RequestState, deadline: RequestD
     if state.error is not None:
         raise state.error
     if not turn.is_set():
-        raise Unavailable("the request's time was over before its turn came; retry, or allow more time")
+        raise DeadlineExceeded("the request's time was over before its turn came; allow more time")
 
 
 async def _cancel(link: VerifierLink, key: SessionKey, epoch: int) -> bool:

@@ -32,7 +32,14 @@ from orchestrator.store.ledger import Ledger, Whereabouts
 from outrider.v1 import verifier_pb2
 from outrider.wire.codec import CommittedCode, finish_from_wire
 from outrider.wire.status import peer_text
-from speculative.errors import InvalidRequest, OutriderError, Overloaded, Superseded, Unavailable
+from speculative.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    OutriderError,
+    Overloaded,
+    Superseded,
+    Unavailable,
+)
 from speculative.stop import stop_bytes
 from speculative.text import TextStream
 
@@ -278,6 +285,8 @@ class RelayedRequest:
                 self.epoch = placement.epoch
                 self._numerics.add(link.numerics)
                 return placement
+            except DeadlineExceeded:
+                raise
             except (Unavailable, Overloaded) as error:
                 log.info("not opened", extra={"fields": {"peer": link.address, "why": peer_text(str(error))}})
                 refusal = error
@@ -310,6 +319,8 @@ class RelayedRequest:
             try:
                 plan = self._plan(placement.epoch, recovered=True)
                 return await self._open(plan, Whereabouts())
+            except DeadlineExceeded:
+                raise
             except (Unavailable, Overloaded) as refusal:
                 pause_s = pauses.next_s()
                 if pause_s is None:

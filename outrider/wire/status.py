@@ -46,6 +46,7 @@ _CODES: dict[type[OutriderError], grpc.StatusCode] = {
     errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.EmptySupport: grpc.StatusCode.INTERNAL,
     errors.DeadEnd: grpc.StatusCode.INVALID_ARGUMENT,
 }
@@ -248,6 +249,7 @@ _NAMED: Mapping[str, type[OutriderError]] = {
         errors.Unauthenticated,
         errors.PermissionDenied,
         errors.Unavailable,
+        errors.DeadlineExceeded,
         errors.EmptySupport,
         errors.DeadEnd,
     )

@@ -125,6 +125,7 @@ async def test_each_error_arrives_as_itself(kind: type[OutriderError]) -> None:
         (errors.Unauthenticated("x"), grpc.StatusCode.UNAUTHENTICATED),
         (errors.PermissionDenied("x"), grpc.StatusCode.PERMISSION_DENIED),
         (errors.Unavailable("x"), grpc.StatusCode.UNAVAILABLE),
+        (errors.DeadlineExceeded("x"), grpc.StatusCode.DEADLINE_EXCEEDED),
         (errors.EmptySupport("x"), grpc.StatusCode.INTERNAL),
     ],
 )

@@ -33,6 +33,7 @@ _KINDS = {
     grpc.StatusCode.FAILED_PRECONDITION: ErrorKind(409, "conflict_error", "failed_precondition"),
     grpc.StatusCode.RESOURCE_EXHAUSTED: ErrorKind(429, "rate_limit_error", "overloaded"),
     grpc.StatusCode.UNAVAILABLE: ErrorKind(503, "service_unavailable_error", "unavailable"),
+    grpc.StatusCode.DEADLINE_EXCEEDED: ErrorKind(504, "timeout_error", "deadline_exceeded"),
 }
 MESSAGES_PATH = "/v1/messages"
 """The path of Anthropic's API, whose errors have a shape of their own."""

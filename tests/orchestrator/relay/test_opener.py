@@ -19,7 +19,7 @@ from orchestrator.store.memory import MemoryStore
 from outrider.v1 import verifier_pb2
 from outrider.wire.codec import SessionKey
 from outrider.wire.epochs import DAY_MS, RANDOM_BITS
-from speculative.errors import StaleEpoch, Unavailable
+from speculative.errors import DeadlineExceeded, StaleEpoch, Unavailable
 from speculative.params import SamplingParams
 
 KEY = SessionKey("default", "mine")
@@ -134,7 +134,7 @@ async def test_a_request_counts_from_the_first_epoch_that_a_verifier_may_have_ta
 async def test_a_request_whose_time_is_over_is_never_opened(opener: Opener) -> None:
     """Its lookups may have taken what was left; its session may still run an earlier request."""
     late: Any = Link("a:1")
-    with pytest.raises(Unavailable, match="time is over"):
+    with pytest.raises(DeadlineExceeded, match="time is over"):
         await opener.open(late, (), OpenPlan({0: []}), 0.0)
     assert (late.epochs, opener.first) == ([], 0)
 
