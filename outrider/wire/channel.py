@@ -36,6 +36,8 @@ SERVER_PATIENCE_MS = 10_000
 DEFAULT_MESSAGE_MB = 8
 """The largest message that is accepted, in MiB. gRPC hands a message over in one piece, on the event loop:
 each MiB costs the loop 1 to 2 ms. `outrider.wire.incoming.hand_over` puts pauses between such messages."""
+INTERRUPTED_S = 1.0
+"""Seconds that closing has behind an interrupt."""
 MOST_PENDING = 100_000
 """Largest number of calls that wait for a server to accept them."""
 
@@ -157,9 +159,11 @@ def close_behind(error: BaseException | None, close: Callable[[], None]) -> None
     """Closes channels of callers without an event loop, who are left by `error`; None: by no error.
 
     An interrupt may come while the main thread takes a lock of gRPC's, which is then never released, and
-    closing waits for that lock in vain. So behind an interrupt a thread closes for which nothing waits.
+    closing waits for that lock in vain. So behind an interrupt a thread closes, and has a second for it.
     """
     if error is None or isinstance(error, Exception):
         close()
     else:
-        threading.Thread(target=close, name="closes behind an interrupt", daemon=True).start()
+        closing = threading.Thread(target=close, name="closes behind an interrupt", daemon=True)
+        closing.start()
+        closing.join(INTERRUPTED_S)

@@ -172,15 +172,23 @@ def test_an_interrupt_that_left_a_lock_held_does_not_keep_the_channel_s_user(
     silent_server: "subprocess.Popen[bytes]",
 ) -> None:
     call: Any = None
+
+    def read_on() -> None:
+        with suppress(grpc.RpcError):
+            next(call)
+
     with suppress(KeyboardInterrupt), sync_channel(address_of(silent_server)) as channel:
         call = generation_pb2_grpc.GenerationStub(channel).Generate(iter([generation_pb2.GenerateRequest()]))
         next(call)
+        threading.Thread(target=read_on).start()
+        while len(call._state.due) < 2:  # of two events that closing waits for, the first takes the lock
+            time.sleep(0.001)
         call._state.condition.acquire()  # as where an interrupt comes right behind this
         raise KeyboardInterrupt
     (closing,) = [thread for thread in threading.enumerate() if "interrupt" in thread.name]
-    assert closing.is_alive()
     call._state.condition.release()
     closing.join(60)
+    assert not closing.is_alive()
     assert call.code() is grpc.StatusCode.CANCELLED
 
 
