@@ -14,7 +14,7 @@
     ├── Overloaded       full: try again later
     │   └── QuotaExceeded  the caller's own share is used up: try again later
     ├── Unavailable      no peer can serve this now: try elsewhere
-    │   └── DeadlineExceeded  the time that the caller gave is over
+    │   └── DeadlineExceeded  the time limit of the request is over
     ├── MalformedDraft   a source broke the contract: its draft is dropped and counted, the session goes on
     ├── ModelRefused     the model would be served wrongly, so it is not served
     └── EmptySupport     the target's logits leave no token to choose
@@ -82,7 +82,7 @@ class Unavailable(OutriderError):
 
 
 class DeadlineExceeded(Unavailable):
-    """The time that the caller gave the request is over; the message says what it still waited for."""
+    """The time limit of the request is over; the message says what the request was waiting for."""
 
 
 class MalformedDraft(OutriderError):

@@ -170,7 +170,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         """Stops the verifier: refuses new sessions, then ends every stream after `grace` seconds at most.
 
         Until then running sessions may end here or move elsewhere; the verifier announces that it drains.
-        Those of an engine that has failed can only move, for which the ends of their streams are sign enough.
+        Sessions of an engine that has failed can only move, which they do as their streams end.
         """
         self._stopping = True
         if self._learning is not None:

@@ -176,7 +176,7 @@ class ClusterQuotas:
     def _arrived_late(
         self, uses: Mapping[str, _KeyUse], asked: "asyncio.Future[list[QuotaState | None]]"
     ) -> None:
-        """Report keys again: the store may have taken a report that nobody waited for behind later ones."""
+        """Report the keys again: the store may have taken the late report after newer ones."""
         if not asked.cancelled():
             asked.exception()  # its caller is gone
         for key, use in uses.items():

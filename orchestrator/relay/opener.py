@@ -187,7 +187,7 @@ class Opener:
         verifier took it under, or may have; 0: none yet. A recorded Cancel of this epoch or a later one is
         meant for this request."""
         self.recorded = 0
-        """The epoch under which this request is on record; 0: it was never put there."""
+        """The epoch under which this request is on record; 0: none yet."""
 
     def heard_of(self, epoch: int) -> None:
         """Go above this epoch, under which the session is on record.
@@ -225,7 +225,9 @@ class Opener:
         request.
         """
         if time_left == 0:
-            raise DeadlineExceeded("the request's time is over, and no verifier has it; allow more time")
+            raise DeadlineExceeded(
+                "the request's time limit is over, and no verifier has taken the request; allow more time"
+            )
         messages = await self._messages(plan, _sources_of(link, sources), time_left)
         _check_fields(messages[0], link)
         timeout_s = OPEN_S if time_left is None else min(OPEN_S, time_left)

@@ -202,7 +202,7 @@ async def _wait_for(turn: asyncio.Event, state: RequestState, deadline: RequestD
     if state.error is not None:
         raise state.error
     if not turn.is_set():
-        raise DeadlineExceeded("the request's time was over before its turn came; allow more time")
+        raise DeadlineExceeded("the request's time limit was over before its turn came; allow more time")
 
 
 async def _cancel(link: VerifierLink, key: SessionKey, epoch: int) -> bool:

@@ -22,7 +22,7 @@ from outrider.client.options import Options, build_request, for_whole_answer
 from outrider.client.resuming import Resuming
 from outrider.v1 import common_pb2, explain_pb2, generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationStub
-from outrider.wire.channel import close_behind, open_sync_channel
+from outrider.wire.channel import close_after, open_sync_channel
 from outrider.wire.status import rpc_errors
 from speculative.errors import OutriderError, Overloaded, Superseded, Unavailable, UnknownSession
 
@@ -216,4 +216,4 @@ class Client:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        close_behind(error, self.close)
+        close_after(error, self.close)

@@ -48,8 +48,8 @@ class SourceProfile:
     tenant: str = ""
     """The only tenant whose sessions the source follows; empty: any tenant's."""
     learns: bool = True
-    """Whether the source keeps anything of the sessions that may be learnt from. Where it does not, verifiers
-    do not send it what it lacks of a session that ends."""
+    """Whether the source keeps anything of sessions that may be learnt from. If not, verifiers do not send it
+    the tokens that it lacks of a session that ends."""
     noun: str = "source"
     """What refusals call the source: "this source follows 256 sessions already"."""
 

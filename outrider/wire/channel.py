@@ -37,7 +37,7 @@ DEFAULT_MESSAGE_MB = 8
 """The largest message that is accepted, in MiB. gRPC hands a message over in one piece, on the event loop:
 each MiB costs the loop 1 to 2 ms. `outrider.wire.incoming.hand_over` puts pauses between such messages."""
 INTERRUPTED_S = 1.0
-"""Seconds that closing has behind an interrupt."""
+"""Seconds that closing gets after an interrupt."""
 MOST_PENDING = 100_000
 """Largest number of calls that wait for a server to accept them."""
 
@@ -144,7 +144,7 @@ def open_sync_channel(
 
 @contextmanager
 def sync_channel(address: str, **options: Any) -> Iterator[grpc.Channel]:
-    """A channel as `open_sync_channel` opens it, closed behind the block."""
+    """A channel as `open_sync_channel` opens it, which closes as the block ends."""
     channel, left_by = open_sync_channel(address, **options), None
     try:
         yield channel
@@ -152,18 +152,18 @@ def sync_channel(address: str, **options: Any) -> Iterator[grpc.Channel]:
         left_by = error
         raise
     finally:
-        close_behind(left_by, channel.close)
+        close_after(left_by, channel.close)
 
 
-def close_behind(error: BaseException | None, close: Callable[[], None]) -> None:
-    """Closes channels of callers without an event loop, who are left by `error`; None: by no error.
+def close_after(error: BaseException | None, close: Callable[[], None]) -> None:
+    """Calls `close` for a caller without an event loop, whose block ended with `error`; None: without one.
 
-    An interrupt may come while the main thread takes a lock of gRPC's, which is then never released, and
-    closing waits for that lock in vain. So behind an interrupt a thread closes, and has a second for it.
+    An interrupt may come while the main thread takes one of gRPC's locks. That lock is then never released,
+    and closing a channel waits for it in vain. So after an interrupt a thread closes, and gets a second.
     """
     if error is None or isinstance(error, Exception):
         close()
     else:
-        closing = threading.Thread(target=close, name="closes behind an interrupt", daemon=True)
+        closing = threading.Thread(target=close, name="closes after an interrupt", daemon=True)
         closing.start()
         closing.join(INTERRUPTED_S)

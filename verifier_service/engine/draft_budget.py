@@ -221,7 +221,7 @@ class DraftBudget:
         return counts
 
     def _learn_from_bare(self, taking: Taking, depth: float) -> None:
-        """Learns what nodes need from a step without any, which is known of a step that looked for drafts."""
+        """Learns what nodes need from a step without any; a step that looked for drafts knows that."""
         committing, rows, asked = self._known_for
         if not asked or (committing, rows) != _counted(taking):
             self._could_pay(0, taking, depth)

@@ -210,7 +210,7 @@ class SessionTable:
     def supersede(self, view: SessionView) -> None:
         """Forgets a session that a higher epoch takes over, and notifies its readers.
 
-        One that has ended was not lost to the other: readers that have yet to be told get its end.
+        Readers of a session that had ended before are not notified: they are sent its end.
         """
         self.forget(view)
         for cursor in view.cursors if view.finish is None else ():

@@ -134,7 +134,7 @@ async def test_a_request_counts_from_the_first_epoch_that_a_verifier_may_have_ta
 async def test_a_request_whose_time_is_over_is_never_opened(opener: Opener) -> None:
     """Its lookups may have taken what was left; its session may still run an earlier request."""
     late: Any = Link("a:1")
-    with pytest.raises(DeadlineExceeded, match="time is over"):
+    with pytest.raises(DeadlineExceeded, match="time limit is over"):
         await opener.open(late, (), OpenPlan({0: []}), 0.0)
     assert (late.epochs, opener.first) == ([], 0)
 

@@ -1,11 +1,8 @@
-"""What takes until a test lets it go on, and disks that count their changes."""
+"""A function whose calls take until a test lets them go on."""
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, BinaryIO
-
-from retrieval_service.corpus.disk import Disk
+from typing import Any
 
 WAIT_S = 60.0
 
@@ -25,30 +22,3 @@ class Held:
         self.begun.set()
         assert self.go_on.wait(WAIT_S)
         return self._function(*given)
-
-
-class SteppingDisk(Disk):
-    """A Disk that calls `step` before each change."""
-
-    def step(self) -> None:
-        raise NotImplementedError
-
-    def create(self, path: Path) -> BinaryIO:
-        self.step()
-        return super().create(path)
-
-    def write(self, file: BinaryIO, data: bytes | bytearray | memoryview) -> None:
-        self.step()
-        super().write(file, data)
-
-    def sync_folder(self, path: Path) -> None:
-        self.step()
-        super().sync_folder(path)
-
-    def rename(self, path: Path, to: Path) -> None:
-        self.step()
-        super().rename(path, to)
-
-    def remove(self, path: Path) -> None:
-        self.step()
-        super().remove(path)

@@ -15,7 +15,7 @@ from retrieval_service.dense.embeddings import TableEmbedder
 from retrieval_service.dense.index import Sizes
 from retrieval_service.dense.library import Chunking, DocumentLibrary
 from retrieval_service.dense.manifest import MANIFEST, read_manifest
-from tests.retrieval.dense.held import SteppingDisk
+from tests.retrieval.corpus.support.stepping_disk import SteppingDisk
 
 CHUNKING = Chunking(window=8, stride=4)
 SIZES = Sizes(flat=20, hnsw=60)

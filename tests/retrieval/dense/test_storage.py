@@ -14,7 +14,7 @@ from retrieval_service.dense.index import Sizes
 from retrieval_service.dense.library import PUBLIC, Chunking, DocumentLibrary
 from retrieval_service.dense.manifest import MANIFEST, forget_scope, read_manifest
 from retrieval_service.dense.storage import MOST_STEMS
-from tests.retrieval.dense.held import SteppingDisk
+from tests.retrieval.corpus.support.stepping_disk import SteppingDisk
 
 CHUNKING = Chunking(window=8, stride=4)
 SIZES = Sizes(flat=20, hnsw=60)

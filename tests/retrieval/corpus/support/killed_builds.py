@@ -16,6 +16,7 @@ from typing import BinaryIO
 import numpy as np
 import pydivsufsort  # noqa: F401  # once, not in every child
 from corpora import Documents, Unsynced, documents_in, make_corpus
+from stepping_disk import SteppingDisk
 
 from retrieval_service.corpus.disk import Disk
 from retrieval_service.corpus.errors import NoCorpus
@@ -26,7 +27,7 @@ from retrieval_service.corpus.manage import describe, verify
 SHARD_TOKENS = 64
 
 
-class Counting(Unsynced):
+class Counting(Unsynced, SteppingDisk):
     """A Disk that counts its changes."""
 
     def __init__(self) -> None:
@@ -35,22 +36,9 @@ class Counting(Unsynced):
     def step(self) -> None:
         self.steps += 1
 
-    def create(self, path: Path) -> BinaryIO:
-        self.step()
-        return super().create(path)
-
-    def write(self, file: BinaryIO, data: bytes | bytearray | memoryview) -> None:
-        self.step()
-        super().write(file, data)
-
     def rename(self, path: Path, to: Path) -> None:
-        self.step()
         super().rename(path, to)
         self.step()
-
-    def remove(self, path: Path) -> None:
-        self.step()
-        super().remove(path)
 
 
 class Killing(Counting):
