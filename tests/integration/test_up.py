@@ -55,7 +55,7 @@ def test_a_head_and_a_drafter_draft_together_and_are_explained_by_name(
         assert {"drafter", "mine"} <= set(explained.source_names)
         mine = list(explained.source_names).index("mine") + 1
         shares = [share for each in explained.rounds for share in each.by_source if share.source == mine]
-        assert sum(share.drafted for share in shares) > 0
+        in_time(sum(share.drafted for share in shares) > 0)
     finally:
         assert up.stop() == 0
 

@@ -86,7 +86,7 @@ async def test_an_oracle_is_accepted(params: SamplingParams) -> None:
 
 async def test_lookup_is_accepted_where_the_text_repeats() -> None:
     target = NgramLM(6)
-    async with serving(target, node_limit=8) as verifier:
+    async with serving(target, node_limit=8, budget="fixed") as verifier:
         expected = await verifier.generate([1, 2, 3], new=120)
         answer = await verifier.generate([1, 2, 3], new=120, sources=[("lookup", "")])
     assert answer.ids == expected.ids
@@ -109,7 +109,7 @@ async def test_no_policy_of_a_source_inside_the_verifier_changes_the_ids() -> No
 @pytest.mark.parametrize("asked", ["request", "worker"])
 async def test_a_fixed_depth_bounds_what_a_source_inside_the_verifier_offers(asked: str) -> None:
     settings, fields = ({"policy": "fixed:1"}, {}) if asked == "worker" else ({}, {"policy": "fixed:1"})
-    async with serving(NgramLM(6), node_limit=8, **settings) as verifier:
+    async with serving(NgramLM(6), node_limit=8, budget="fixed", **settings) as verifier:
         answer = await verifier.generate([1, 2, 3], new=80, sources=[("lookup", "")], **fields)
         free = await verifier.generate([1, 2, 3], new=80, sources=[("lookup", "")], policy="survival")
     assert answer.ids == free.ids
@@ -120,7 +120,7 @@ async def test_a_fixed_depth_bounds_what_a_source_inside_the_verifier_offers(ask
 async def test_what_is_accepted_is_counted_by_source_and_place() -> None:
     name = "spec_decode_num_accepted_tokens_per_pos_total"
     target = NgramLM(6)
-    async with serving(target, node_limit=8) as verifier:
+    async with serving(target, node_limit=8, budget="fixed") as verifier:
         answer = await verifier.generate([1, 2, 3], new=120, sources=[("lookup", "")])
         at = [verifier.metric(name, source="lookup", position=str(place)) for place in range(4)]
         assert verifier.metric(name, source="lookup") == answer.usage.accepted_by_source["lookup"]

@@ -146,7 +146,7 @@ async def test_forced_drafts_save_rounds_and_change_no_id(make: Any, temperature
     blank = [id_ for id_ in range(2, tokens.size) if not tokens.token_bytes(id_).strip()]
     params = SamplingParams(temperature=temperature, logit_bias=tuple((id_, -100.0) for id_ in blank))
     grammar = common_pb2.Grammar(json_schema=json.dumps(RECORD))
-    async with serving(target, node_limit=12) as verifier:
+    async with serving(target, node_limit=12, budget="fixed") as verifier:
         for seed in range(2):
             asked: dict[str, Any] = {"params": params, "seed": seed, "grammar": grammar, "new": 90}
             plain = await verifier.generate(PROMPT, **asked)

@@ -47,7 +47,7 @@ async def test_rounds_add_up_to_the_answer() -> None:
 
 
 async def test_the_trees_of_rounds_hold_the_answer_and_what_was_accepted() -> None:
-    async with serving(NgramLM(8)) as verifier:
+    async with serving(NgramLM(8), budget="fixed") as verifier:
         answer = await verifier.generate(PROMPT, new=40, session="one", sources=[("lookup", "")])
         await eventually(lambda: verifier.metric("num_requests_running") == 0)
         (explanation,) = await explained(verifier, "one", nodes=True)

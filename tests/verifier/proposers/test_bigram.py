@@ -69,7 +69,7 @@ def test_ids_equal_plain_decoding_and_some_come_from_the_table(params: SamplingP
 
 async def test_a_request_selects_it_by_name_where_the_verifier_offers_it() -> None:
     asked = {"new": 120, "params": SAMPLED, "sources": [("bigram", ""), ("lookup", "")]}
-    async with serving(NgramLM(6), proposers="bigram", node_limit=8) as verifier:
+    async with serving(NgramLM(6), proposers="bigram", node_limit=8, budget="fixed") as verifier:
         assert list(verifier.server._description.local_sources) == [
             "bigram",
             "grammar",

@@ -13,7 +13,7 @@ WANTED = [("prediction", "")]
 
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=0.8)], ids=["greedy", "sampled"])
 async def test_a_prediction_that_comes_true_saves_passes(params: SamplingParams) -> None:
-    async with serving(NgramLM()) as verifier:
+    async with serving(NgramLM(), budget="fixed") as verifier:
         plain = await verifier.generate(PROMPT, new=40, params=params)
         predicted = await verifier.generate(
             PROMPT, new=40, params=params, sources=WANTED, prediction=plain.ids
@@ -24,7 +24,7 @@ async def test_a_prediction_that_comes_true_saves_passes(params: SamplingParams)
 
 
 async def test_an_edited_prediction_is_found_again_behind_the_edit() -> None:
-    async with serving(NgramLM()) as verifier:
+    async with serving(NgramLM(), budget="fixed") as verifier:
         plain = await verifier.generate(PROMPT, new=60)
         edited = [*plain.ids[:20], 31, 30, 31, *plain.ids[22:]]
         predicted = await verifier.generate(PROMPT, new=60, sources=WANTED, prediction=edited)
@@ -43,7 +43,7 @@ async def test_a_wrong_prediction_changes_no_id(prediction: list[int]) -> None:
 
 
 async def test_a_session_that_was_moved_is_followed_where_it_stands() -> None:
-    async with serving(NgramLM()) as verifier:
+    async with serving(NgramLM(), budget="fixed") as verifier:
         plain = await verifier.generate(PROMPT, new=60)
         moved = await verifier.generate(
             [*PROMPT, *plain.ids[:30]],

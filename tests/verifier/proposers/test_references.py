@@ -22,7 +22,7 @@ def texts(*ids: list[int]) -> list[dict[str, list[int]]]:
 
 @BOTH
 async def test_one_of_several_references_that_is_the_answer_saves_most_passes(params: SamplingParams) -> None:
-    async with serving(NgramLM()) as verifier:
+    async with serving(NgramLM(), budget="fixed") as verifier:
         plain = await verifier.generate(PROMPT, new=120, params=params)
         copied = await verifier.generate(
             PROMPT,
@@ -39,7 +39,7 @@ async def test_one_of_several_references_that_is_the_answer_saves_most_passes(pa
 
 @BOTH
 async def test_an_edited_text_is_followed_from_edit_to_edit(params: SamplingParams) -> None:
-    async with serving(NgramLM()) as verifier:
+    async with serving(NgramLM(), budget="fixed") as verifier:
         plain = await verifier.generate(PROMPT, new=120, params=params)
         ids = plain.ids
         edited = [*ids[:20], 31, 30, 31, *ids[22:50], *ids[56:80], 5, 6, *ids[80:]]
@@ -53,7 +53,7 @@ async def test_an_edited_text_is_followed_from_edit_to_edit(params: SamplingPara
 @BOTH
 async def test_all_sources_inside_together_change_no_id(params: SamplingParams) -> None:
     chance = random.Random(2)
-    async with serving(NgramLM()) as verifier:
+    async with serving(NgramLM(), budget="fixed") as verifier:
         plain = await verifier.generate(PROMPT, new=60, params=params)
         near = [chance.randrange(32) if chance.random() < 0.2 else id_ for id_ in plain.ids]
         mixed = await verifier.generate(
@@ -70,7 +70,7 @@ async def test_all_sources_inside_together_change_no_id(params: SamplingParams) 
 
 @BOTH
 async def test_a_session_that_was_moved_is_followed_where_it_stands(params: SamplingParams) -> None:
-    async with serving(NgramLM()) as verifier:
+    async with serving(NgramLM(), budget="fixed") as verifier:
         plain = await verifier.generate(PROMPT, new=90, params=params)
         moved = await verifier.generate(
             [*PROMPT, *plain.ids[:30]],

@@ -33,7 +33,9 @@ async def quick_to_park(**settings: Any) -> AsyncIterator[Verifier]:
 
 
 async def parked(verifier: Verifier, request: verifier_pb2.OpenRequest) -> None:
+    """A session that has given some of its tokens, and whose reader has gone for long enough."""
     await verifier.open(request)
+    await glimpse(verifier, request, request.prompt_length)
     await until_parked(verifier)
     assert verifier.metric("num_requests_running") == 0
 
