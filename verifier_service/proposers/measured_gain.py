@@ -114,5 +114,10 @@ class MeasuredGain:
             return False
         return sides.drafted.tokens * sides.bare.ms < sides.bare.tokens * sides.drafted.ms
 
+    def bare_ms(self, sessions: int) -> float:
+        """Mean ms of steps without the proposer; 0: none is known."""
+        sides = self._by_size.get(sessions.bit_length())
+        return 0.0 if sides is None else sides.bare.ms
+
     def _sides(self, sessions: int) -> _Sides:
         return self._by_size.setdefault(sessions.bit_length(), _Sides())

@@ -14,8 +14,14 @@ _WEIGHT = 0.1
 _FASTER = 0.3
 """Weight of a call faster than the mean: first calls and calls that other work interrupts are slower."""
 _LEAST_MS = 0.05
-_FIRST_REST, _LONGEST_REST = 16, 1024
-"""Steps for which a proposer or a level rests if it did not pay for its time; doubled each time."""
+_FIRST_REST, _MOST_REST, _REST_GROWTH = 16, 1024, 4
+"""Steps for which a proposer or a level rests if it did not pay for its time, and how fast rests grow: each
+rest costs four steps of trial, and a verifier may have many proposers that do not pay."""
+_LONG_REST = 512
+"""Steps of a rest that is long enough for a proposer to be shown nothing meanwhile."""
+_LONGEST_REST_MS = 5000.0
+"""How long a proposer's rest of more than 1,024 steps may last, in ms: where steps are quick, trials of
+several proposers after so many steps each would still cost a few per cent of the time."""
 _PROVEN = 32
 """Steps in a row that a proposer or a level has to pay for before its next rest is a short one again."""
 _TRIES = 4
@@ -57,12 +63,18 @@ class _Trials:
 
     left: int = _TRIES
     rest: int = 0
+    """Steps of the present rest that are left."""
+    length: int = 0
+    """Steps of the last rest, or of the present one."""
     next_rest: int = _FIRST_REST
     paid: int = 0
     """Steps in a row that paid."""
 
-    def asks(self, pays: bool, may_try: bool = True) -> bool:
-        """Whether to ask the proposer in this step; call once per step. A trial waits until it `may_try`."""
+    def asks(self, pays: bool, may_try: bool = True, longest: int = _MOST_REST) -> bool:
+        """Whether to ask the proposer in this step; call once per step. A trial waits until it `may_try`.
+
+        A rest that begins has at most `longest` steps.
+        """
         if self.rest:
             self.rest -= 1
             return False
@@ -74,8 +86,9 @@ class _Trials:
             if self.paid >= _PROVEN:
                 self.next_rest = _FIRST_REST
             return True
-        self.rest, self.left, self.paid = self.next_rest, _TRIES, 0
-        self.next_rest = min(2 * self.next_rest, _LONGEST_REST)
+        self.length = self.rest = min(self.next_rest, longest)
+        self.left, self.paid = _TRIES, 0
+        self.next_rest = _REST_GROWTH * self.rest
         return False
 
 
@@ -117,7 +130,7 @@ class ProposerPrice:
     @property
     def rests_long(self) -> bool:
         """Whether the proposer rests because trial after trial has failed."""
-        return self._trials.rest > 0 and self._trials.next_rest == _LONGEST_REST
+        return self._trials.rest > 0 and self._trials.length >= _LONG_REST
 
     @property
     def is_tried(self) -> bool:
@@ -146,9 +159,15 @@ class ProposerPrice:
             self._behind = True
             return self._trials.asks(pays=False)
         pays = self.pays(0, sessions, tokens_per_ms) and not self.measured.is_slower(sessions)
-        asks = self._trials.asks(pays, may_try) and not self.measured.leaves_out(sessions)
+        longest = self._longest_rest(sessions)
+        asks = self._trials.asks(pays, may_try, longest) and not self.measured.leaves_out(sessions)
         self._behind |= not asks
         return asks
+
+    def _longest_rest(self, sessions: int) -> int:
+        """The most steps of a rest, by how long steps without the proposer take."""
+        step_ms = self.measured.bare_ms(sessions)
+        return max(_MOST_REST, int(_LONGEST_REST_MS / step_ms)) if step_ms else _MOST_REST
 
     def deepens(self, level: int, sessions: int, tokens_per_ms: float, before: float | None) -> bool:
         """Whether this step asks for level number `level`, from 1; call once per step and level."""

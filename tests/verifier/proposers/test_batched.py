@@ -339,7 +339,7 @@ def test_one_that_rests_is_shown_nothing_but_the_passes_before_its_next_trial() 
     assert asked < 40
     assert shown < len(LONG) / 3
     before_trials = [len(list(group)) for event, group in itertools.groupby(events) if event == "saw"]
-    rests = [length for length in before_trials if length > 1]
+    *rests, _ = [length for length in before_trials if length > 1]  # the answer ends amid the last rest
     assert len(rests) >= 2, "the proposer rested, and was tried again"
     assert min(rests) >= WARM_STEPS
 

@@ -91,9 +91,19 @@ def test_one_that_does_not_pay_rests_longer_and_longer_and_is_tried_again() -> N
     steps = begun(price, 5000, tokens_per_ms=0.1)
     assert not all(steps)
     rests = [len(run) for run in "".join("x" if asked else "-" for asked in steps).split("x") if run]
-    expected = [17, 33, 65, 129, 257, 513, 1025, 1025]
-    assert rests[:8] == expected, "doubling up to the longest; the step that decides is one of them"
+    expected = [17, 65, 257, 1025, 1025]
+    assert rests[:5] == expected, "four times as long up to the longest; the step that decides is one of them"
     assert sum(steps) <= 50
+
+
+@pytest.mark.parametrize(("step_ms", "longest"), [(0.0, 1024), (20.0, 1024), (2.0, 2500), (1.0, 5000)])
+def test_a_rest_lasts_five_seconds_but_at_least_1024_steps(step_ms: float, longest: int) -> None:
+    price, rests = taught((10.0, 0.1)), [0]
+    for _ in range(30_000):
+        if step_ms:
+            price.measured.learn(1, False, 1, step_ms)
+        rests = [*rests, 0] if price.begins(1, 0.1) else [*rests[:-1], rests[-1] + 1]
+    assert max(rests) == longest + 1, "the step that decides is one of them"
 
 
 def test_one_that_rests_says_so_and_one_that_is_tried_does_not() -> None:
@@ -109,8 +119,8 @@ def test_one_that_rests_says_so_and_one_that_is_tried_does_not() -> None:
 def test_only_rests_of_512_steps_and_more_are_long_and_only_until_they_end() -> None:
     price = taught((10.0, 0.1))
     long = [price.rests_long for _ in range(5000) if not price.begins(1, 0.1)]
-    assert long[:496] == [False] * 496, "rests of 16 to 256 steps"
-    assert all(long[502:1000])
+    assert long[:336] == [False] * 336, "rests of 16 to 256 steps"
+    assert all(long[342:1000])
     while not price.begins(1, 0.1):
         pass
     assert not price.rests_long
