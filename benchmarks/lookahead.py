@@ -14,9 +14,9 @@ from benchmarks.proposers.metered_engine import DecodedStreams, MeteredEngine
 from benchmarks.shared.envelope import MODELS, command_line, print_result, settings_of
 from benchmarks.shared.heldout import load_prompts
 from outrider.lm.step_profile import profile_steps
+from outrider.runtime.settings import default_cache_dir
 from speculative.params import SamplingParams
 from verifier_service.engine.step_cost import StepCostModel
-from verifier_service.loading import load_target
 from verifier_service.proposers.lookahead import LookaheadProposer
 from verifier_service.settings import VerifierSettings
 
@@ -42,11 +42,16 @@ class WindowBench:
         self._settings = settings
         # Every scout and n-gram is computed, whatever it is worth: this shows what a window can bring.
         self._verifier = VerifierSettings(
-            model=settings.target, budget="fixed", threads=1, kv_mb=256, cache_dir=None
+            model=settings.target,
+            budget="fixed",
+            threads=1,
+            kv_mb=256,
+            passes=settings.passes,
+            cache_dir=default_cache_dir() if settings.passes == "compiled" else None,
         )
-        self._costs = StepCostModel.of(profile_steps(load_target(self._verifier)))
         self._prompts = load_prompts(settings.target, settings.prompts)
         plain = MeteredEngine(self._verifier, (), NODE_LIMIT)
+        self._costs = StepCostModel.of(profile_steps(plain.target))
         self._plain = {mode: self._decoded(plain, mode) for mode in MODES}
 
     def row(self, mode: str, width: int, size: int) -> dict[str, Any]:
@@ -81,6 +86,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--target", default=str(MODELS / "target"), help="folder of the target model")
     parser.add_argument("--prompts", type=int, default=6, help="number of held-out prompts")
     parser.add_argument("--tokens", type=int, default=96, help="tokens of each prompt")
+    parser.add_argument(
+        "--passes",
+        choices=("eager", "compiled"),
+        default="eager",
+        help="passes of the target, as `--passes` of the verifier",
+    )
     parser.add_argument(
         "--windows",
         type=windows,

@@ -137,7 +137,7 @@ def test_help_of_a_benchmark_is_its_own() -> None:
         ),
         (
             ("distil", "notes", "--kind", "nope", "--target", "t", "--out", "o"),
-            "--kind 'nope' is not one of medusa, hydra, eagle",
+            "--kind 'nope' is not one of medusa, blockwise, hydra, eagle",
         ),
         (
             ("edge", "--server", "http://c", "--draft-with", "x", "--bind", "nowhere"),

@@ -22,7 +22,7 @@ from training.heads.recipe import DistilOptions
 from training.heads.small_lm import SmallLM
 from training.heads.unrolled import TrainedHead, layers_of, unrolled
 
-KINDS = ("medusa", "hydra", "eagle", "eagle3", "mtp", "pass", "lm", "block")
+KINDS = ("medusa", "blockwise", "hydra", "eagle", "eagle3", "mtp", "pass", "lm", "block")
 DEVICES = (
     "cpu",
     pytest.param(
@@ -41,6 +41,7 @@ def head_of(kind: str, frozen: FrozenTarget, small: Path) -> TrainedHead:
     torch.manual_seed(1)
     made: dict[str, Callable[[], TrainedHead]] = {
         "medusa": partial(untrained.medusa, frozen, DEPTH),
+        "blockwise": partial(untrained.blockwise, frozen, DEPTH),
         "hydra": partial(untrained.hydra, frozen, DEPTH),
         "eagle": partial(untrained.eagle, frozen),
         "eagle3": partial(untrained.eagle3, frozen, torch.arange(0, 300, 3)),

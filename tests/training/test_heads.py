@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from outrider.cli.past_file import write_past
 from outrider.lm.heads.config import HeadConfig
 from outrider.lm.heads.eagle3 import Eagle3Head
+from outrider.lm.heads.medusa import MedusaHeads
 from outrider.lm.heads.pair_head import PairHead
 from outrider.lm.heads.published import load_head
 from outrider.tokens import TokenTable
@@ -28,6 +29,7 @@ from training.heads import acceptance, unrolled, untrained
 from training.heads.divergence import DIVERGENCES
 from training.heads.frozen import FrozenTarget
 from training.heads.job import distil
+from training.heads.kinds import KINDS
 from training.heads.lessons import Lessons
 from training.heads.loss import LOSSES, HeadLoss
 from training.heads.recipe import DistilOptions
@@ -36,6 +38,7 @@ from training.loop import Interrupted
 
 WEIGHTS = {
     "medusa": "medusa_lm_head.safetensors",
+    "blockwise": "medusa_lm_head.safetensors",
     "hydra": "hydra_lm_head.safetensors",
     "eagle": "model.safetensors",
     "eagle3": "model.safetensors",
@@ -169,7 +172,7 @@ def test_rows_come_from_the_sources_that_data_names(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"kind": "mine"}, "--kind 'mine' is not one of medusa, hydra, eagle, eagle3, mtp, pass, lm, block"),
+        ({"kind": "mine"}, f"--kind 'mine' is not one of {', '.join(KINDS)}"),
         ({"kind": "lm"}, "--kind lm needs --drafter"),
         ({"kind": "block"}, "--kind block needs --drafter"),
         ({"kind": "block", "depth": 1, "drafter": "small"}, "--depth 1: a block of one token"),
@@ -260,10 +263,24 @@ def test_heads_of_one_state_begin_as_the_target_s_lm_head(target: Path) -> None:
     ids = torch.randint(300, (2, 12), generator=torch.Generator().manual_seed(5))
     roots = torch.arange(8)
     own = frozen.parts.lm_head(frozen.features(ids))[:, roots]
-    for head in (untrained.medusa(frozen, 2), untrained.hydra(frozen, 2)):
+    for begin in (untrained.medusa, untrained.blockwise, untrained.hydra):
+        head = begin(frozen, 2)
         with torch.no_grad():
             (logits, _), *_ = unrolled.unrolled(head, ids, frozen.features(ids), 2, roots)
         torch.testing.assert_close(logits, own, atol=1e-3, rtol=1e-3)
+
+
+def test_heads_of_blockwise_decoding_are_served_with_the_target_s_own_lm_head(options: DistilOptions) -> None:
+    distil(replace(options, kind="blockwise"), TEXTS, quiet)
+    written = load_file(options.out / "medusa_lm_head.safetensors")
+    target = FrozenTarget.load(options.target, "cpu")
+    width = target.parts.shape.width
+    assert {tensor.shape for tensor in written.values()} == {(width, width), (width,)}
+    head = load_head(HeadConfig.read(str(options.out)), target.parts)
+    state = torch.randn(1, width)
+    assert isinstance(head, MedusaHeads)
+    for place, blocks in enumerate(head.heads):
+        torch.testing.assert_close(head.logits(place, state), target.parts.lm_head(blocks(state)))
 
 
 def test_an_eagle_3_head_drafts_the_most_frequent_ids_of_its_text_alone(

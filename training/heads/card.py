@@ -13,6 +13,7 @@ from training.heads.rows import TrainingText
 _FIGURES = ("data", "written", "divergence", "tokens", "window", "steps", "batch", "depth", "rate", "seed")
 _NAMES = {
     "medusa": "Medusa heads",
+    "blockwise": "Heads of blockwise decoding",
     "hydra": "Hydra heads",
     "eagle": "An EAGLE head",
     "eagle3": "An EAGLE-3 head",

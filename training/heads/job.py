@@ -170,6 +170,8 @@ def new_head(options: DistilOptions, target: FrozenTarget, lessons: Lessons) -> 
             return TrainedLookAhead(target, options.depth)
         case "medusa":
             return untrained.medusa(target, options.depth)
+        case "blockwise":
+            return untrained.blockwise(target, options.depth)
         case "hydra":
             return untrained.hydra(target, options.depth)
         case "eagle3":

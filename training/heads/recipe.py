@@ -11,7 +11,20 @@ from typing import Any
 
 from outrider.lm.load.source import ModelSource
 from speculative.errors import InvalidRequest
-from training.heads.kinds import BLOCK, EAGLE, EAGLE3, HYDRA, KINDS, LM, MEDUSA, MODELS, MTP, PASS
+from training.heads.kinds import (
+    BLOCK,
+    BLOCKWISE,
+    EAGLE,
+    EAGLE3,
+    HYDRA,
+    KINDS,
+    LM,
+    MEDUSA,
+    MODELS,
+    MTP,
+    ON_ONE_STATE,
+    PASS,
+)
 from training.heads.loss import LOSSES, HeadLoss
 from training.heads.rows import DATA, DRAFTER, MIXED
 
@@ -78,7 +91,7 @@ class DistilOptions:
     @property
     def loss(self) -> HeadLoss:
         """The loss of this kind."""
-        if self.kind in (MEDUSA, HYDRA):
+        if self.kind in ON_ONE_STATE:
             return HeadLoss(self.divergence, self.depth, 0.0, 1.0, noise=0.0, scored=0.5)
         if self.kind == LM:
             return HeadLoss(self.divergence, self.depth, 0.0, 1.0, noise=0.0, scored=1.0)
@@ -112,6 +125,7 @@ class _KindDefaults:
 
 _DEFAULTS: Mapping[str, _KindDefaults] = {
     MEDUSA: _KindDefaults(depth=3, rate=2e-3, epochs=2, measured=3),
+    BLOCKWISE: _KindDefaults(depth=3, rate=2e-3, epochs=2, measured=3),
     HYDRA: _KindDefaults(depth=3, rate=2e-3, epochs=2, measured=3),
     EAGLE: _KindDefaults(depth=3, rate=4e-3, epochs=4, measured=5),
     EAGLE3: _KindDefaults(depth=4, rate=4e-3, epochs=4, measured=5),
@@ -216,4 +230,5 @@ def epochs_of(kind: str) -> int:
 
 def measured_depth(options: DistilOptions) -> int:
     """Length of the chains of held-out acceptance, in tokens."""
-    return options.depth if options.kind in (MEDUSA, HYDRA, PASS, BLOCK) else _DEFAULTS[options.kind].measured
+    drafts_depth = options.kind in (*ON_ONE_STATE, PASS, BLOCK)
+    return options.depth if drafts_depth else _DEFAULTS[options.kind].measured

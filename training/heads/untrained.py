@@ -29,6 +29,16 @@ def medusa(target: FrozenTarget, heads: int) -> MedusaHeads:
     return made.to(target.device)
 
 
+def blockwise(target: FrozenTarget, heads: int) -> MedusaHeads:
+    """Medusa's heads of two residual blocks before the target's LM head; each begins as that LM head.
+
+    The paper's heads (arXiv 1811.03115) have two linear layers before an output layer that all share.
+    """
+    made = MedusaHeads(target.parts, heads, blocks=2, shared=True)
+    _no_biases(made)
+    return made.to(target.device)
+
+
 @torch.no_grad()
 def hydra(target: FrozenTarget, heads: int) -> HydraHeads:
     """Heads that each begin as the target's LM head, whatever tokens they read."""
