@@ -143,9 +143,7 @@ def test_a_session_that_it_does_not_suit_leaves_the_others_alone() -> None:
     assert asked < 200
 
 
-@pytest.mark.parametrize(
-    ("batch", "expected"), [(2, [16, 32, 64, 64, 64, 64]), (1, [16, 32, 64, 128, 256, 256])]
-)
+@pytest.mark.parametrize(("batch", "expected"), [(2, [16, 64, 64, 64]), (1, [16, 64, 256, 256])])
 def test_drafts_that_a_batch_had_no_room_for_are_tried_again_soon_and_those_of_a_session_alone_are_not(
     batch: int, expected: list[int]
 ) -> None:

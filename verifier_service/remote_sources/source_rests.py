@@ -31,7 +31,8 @@ _DEAREST = 8.0
 """The most that the weight of a round lengthens the first rest by."""
 _PROBE_WEIGHT = 2.0
 """The most that a round of a trial counts for: a source that comes back has to catch up first."""
-_FIRST_REST = 16
+_FIRST_REST, _REST_GROWTH = 16, 4
+"""Steps of the first rest, and how fast rests grow."""
 _MOST_REST = 256
 """The longest rest, in steps, where steps are slow or nobody knows how long they take."""
 _MOST_REST_MS = 5000.0
@@ -240,7 +241,7 @@ class SourceThrottle:
 
     def _rest(self, weight: float, most: int) -> None:
         """Begins a rest of at most `most` steps."""
-        rest = min(2 * self._probed or int(_FIRST_REST * min(weight, _DEAREST)), most)
+        rest = min(_REST_GROWTH * self._probed or int(_FIRST_REST * min(weight, _DEAREST)), most)
         self._activity.rest = max(self._activity.rest, rest) if not self._probed else rest
         self._activity.left = self._activity.rest
         self._activity.tried = 0.0

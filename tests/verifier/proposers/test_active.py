@@ -81,10 +81,9 @@ def test_a_proposer_that_saves_nothing_rests_after_32_rounds_for_up_to_64_steps(
     assert asked[:32] == [True] * 32
     assert asked[32:48] == [False] * 16
     assert asked[48:56] == [True] * 8
-    assert asked[56:88] == [False] * 32
-    assert asked[96:160] == [False] * 64
-    assert asked[160:168] == [True] * 8
-    assert asked[168:232] == [False] * 64
+    assert asked[56:120] == [False] * 64
+    assert asked[120:128] == [True] * 8
+    assert asked[128:192] == [False] * 64
 
 
 def test_rounds_without_a_draft_count_a_quarter() -> None:
