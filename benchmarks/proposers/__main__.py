@@ -20,6 +20,7 @@ from benchmarks.shared.heldout import load_prompts
 from outrider.lm.heads.config import HeadConfig
 from outrider.lm.heads.published import head_class
 from outrider.runtime.settings import default_cache_dir
+from speculative.errors import InvalidRequest, OutriderError
 from training.heads.frozen import FrozenTarget
 from verifier_service.engine.step_cost import StepCostModel
 from verifier_service.proposers import BATCHED_PROPOSERS
@@ -59,9 +60,14 @@ def engines_of(settings: argparse.Namespace) -> dict[str, MeteredEngine]:
 
 
 def _heads(settings: argparse.Namespace) -> dict[str, str]:
-    """Folder of each head by its source name."""
-    pairs = (named_head(text) for text in settings.heads)
-    return {name or head_class(HeadConfig.read(folder)).kind: folder for name, folder in pairs}
+    """Folder of each head by its source name. Raises OutriderError for one that cannot be read or named."""
+    folders: dict[str, str] = {}
+    for given, folder in map(named_head, settings.heads):
+        name = given or head_class(HeadConfig.read(folder)).kind
+        if name in folders:
+            raise InvalidRequest(f"two heads are called {name!r}; rename the second: NAME={folder}")
+        folders[name] = folder
+    return folders
 
 
 def measure(settings: argparse.Namespace) -> dict[str, Any]:
@@ -178,6 +184,10 @@ def parse() -> argparse.Namespace:
     settings = parser.parse_args()
     if max(settings.streams) > settings.prompts:
         parser.error(f"--streams {max(settings.streams)} is more than --prompts {settings.prompts}")
+    try:
+        _heads(settings)
+    except OutriderError as error:
+        parser.error(f"--heads: {error}")
     return settings
 
 

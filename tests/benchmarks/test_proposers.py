@@ -5,6 +5,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.proposers.__main__ import parse
+from benchmarks.shared.envelope import MODELS
+
 
 @pytest.mark.long
 def test_every_method_decodes_plain_ids_and_a_head_drafts_what_the_target_accepts(
@@ -32,3 +35,13 @@ def test_every_method_decodes_plain_ids_and_a_head_drafts_what_the_target_accept
     for forced in result["teacher_forced"].values():
         assert forced["contexts"] > 0
         assert max(forced["greedy"]) <= 1
+
+
+def test_two_heads_of_one_name_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = str(MODELS / "heads" / "medusa")
+    monkeypatch.setattr("sys.argv", ["proposers", "--heads", f"{head},{head}"])
+    with pytest.raises(SystemExit):
+        parse()
+    assert "--heads: two heads are called 'medusa'; rename the second: NAME=" in capsys.readouterr().err
