@@ -91,6 +91,10 @@ class _Trials:
         self.next_rest = _REST_GROWTH * self.rest
         return False
 
+    def shorten(self, longest: int) -> None:
+        """Bounds what is left of a rest: it may have begun where steps were quicker than they are now."""
+        self.rest = min(self.rest, longest)
+
 
 @dataclass(slots=True)
 class _Level:
@@ -157,6 +161,7 @@ class ProposerPrice:
         """
         if self.rests:
             self._behind = True
+            self._trials.shorten(self._longest_rest(sessions))
             return self._trials.asks(pays=False)
         pays = self.pays(0, sessions, tokens_per_ms) and not self.measured.is_slower(sessions)
         longest = self._longest_rest(sessions)

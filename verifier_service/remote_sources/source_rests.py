@@ -1,7 +1,7 @@
 """When a source is left alone: a remote source that gains too little for a while rests.
 
-No session sends it progress for a number of steps, then one session does for a few rounds, and the rest
-doubles each time that it gains too little again. Accepted tokens that no better source had drafted are its
+No session sends it progress for a number of steps, then one session does for a few rounds, and the rest grows
+fourfold each time that it gains too little again. Accepted tokens that no better source had drafted are its
 gain (`speculative.marginal`). Rounds are counted over all sessions, so short sessions find out together what
 none of them could alone. A source that is slow, wrong or superfluous then costs next to nothing, and one that
 gets better is noticed. Sources inside the verifier that draft from a session's own text rest by the same
@@ -83,7 +83,7 @@ class SourceActivity:
         if self.noticed != self.comebacks:
             self.noticed = self.comebacks
             self.barren, self.tried, self.crowd, self.left = 0.0, 0.0, 0, 0
-            self.rest //= 2
+            self.rest //= _REST_GROWTH
 
 
 class SourceThrottle:

@@ -106,6 +106,16 @@ def test_a_rest_lasts_five_seconds_but_at_least_1024_steps(step_ms: float, longe
     assert max(rests) == longest + 1, "the step that decides is one of them"
 
 
+def test_a_rest_that_began_in_quick_steps_is_no_longer_than_1024_slow_ones() -> None:
+    price = taught((10.0, 0.1))
+    while price.rest_left < 2000:
+        price.measured.learn(1, False, 1, 1.0)
+        price.begins(1, 0.1)
+    price.measured.learn(8, False, 8, 20.0)
+    price.begins(8, 0.1)
+    assert price.rest_left == 1023
+
+
 def test_one_that_rests_says_so_and_one_that_is_tried_does_not() -> None:
     price = taught((10.0, 0.1))
     while price.begins(1, 0.1):
