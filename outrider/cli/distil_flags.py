@@ -56,8 +56,8 @@ Batch = Annotated[int, typer.Option(help="Tokens of a step.")]
 Depth = Annotated[
     int,
     typer.Option(
-        help="Medusa's or Hydra's heads, simulated steps of a head of one layer, look-ahead tokens, or a "
-        "block's places. Default: 3; eagle3: 4; block: 6."
+        help="Heads of medusa, blockwise or hydra, simulated steps of a head of one layer, look-ahead "
+        "tokens, or a block's places. Default: 3; eagle3: 4; block: 6."
     ),
 ]
 DraftVocabulary = Annotated[

@@ -24,6 +24,7 @@ from outrider.runtime.metrics import Metrics
 from outrider.runtime.serve import ServiceContext
 from outrider.wire.channel import server_options
 from speculative.sampling_kernel import use_kernel
+from tests.in_time import in_time
 from verifier_service.service import build as build_verifier
 from verifier_service.settings import VerifierSettings
 
@@ -138,7 +139,8 @@ async def test_a_request_goes_the_way_that_the_documentation_describes(
     for heading, steps in sections.items():
         rest = iter(trace.reached)
         missed = next((step for step in steps if step not in rest), None)
-        assert missed is None, f"{heading}: {missed} was not reached after the steps before it"
+        # Drafts that come in time belong to the way; without any, their steps are missing.
+        in_time(missed is None, f"{heading}: {missed} was not reached after the steps before it")
 
 
 def test_every_file_of_the_way_is_there() -> None:

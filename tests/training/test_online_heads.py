@@ -30,6 +30,7 @@ def texts(count: int, length: int = 40, places: int = 32, seed: int = 0) -> list
 
 KINDS: dict[str, Callable[[FrozenTarget], OnlineHead]] = {
     "medusa": lambda target: untrained.medusa(target, 3),
+    "blockwise": lambda target: untrained.blockwise(target, 3),
     "hydra": lambda target: untrained.hydra(target, 3),
     "eagle": untrained.eagle,
     "eagle3": lambda target: untrained.eagle3(target, torch.arange(96)),

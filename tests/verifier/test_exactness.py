@@ -63,7 +63,7 @@ async def test_a_batch_of_different_requests_is_not_changed_by(behaviour: str) -
                 )
             )
         assert [answer.ids for answer in answers] == list(expected.values())
-        assert verifier.nodes("drafter", "kept") > 0
+        in_time(verifier.nodes("drafter", "kept") > 0)
         for answer in answers:
             drafted = sum(answer.usage.accepted_by_source.values())
             assert drafted == sum(source_index > 0 for source_index in answer.token_sources)

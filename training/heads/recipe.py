@@ -72,7 +72,7 @@ class DistilOptions:
     batch: int = 3072
     """Tokens of a step."""
     depth: int = 0
-    """Tokens ahead that the head learns: Medusa's or Hydra's heads, simulated steps of a head of one layer,
+    """Tokens ahead that the head learns: heads of one hidden state, simulated steps of a head of one layer,
     look-ahead tokens or a block's places; 0: the kind's default."""
     draft_vocabulary: int = 0
     """For the kind `eagle3`: number of ids that the head may draft, the most frequent ones of the text; 0:

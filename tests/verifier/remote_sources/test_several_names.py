@@ -53,7 +53,7 @@ async def test_each_draft_counts_for_the_name_that_sent_it(target: NgramLM) -> N
             answer = await verifier.generate(PROMPT, new=NEW, sources=names)
     assert answer.ids == source.behave.answers[PROMPT]  # type: ignore[attr-defined]
     drafted, accepted = answer.usage.drafted_by_source, answer.usage.accepted_by_source
-    assert set(drafted) == {"corpus", "past"}
+    in_time(set(drafted) == {"corpus", "past"}, drafted)
     in_time(accepted, "few drafts come in time, but not none")
     assert all(0 < count <= drafted[name] for name, count in accepted.items())
     assert (source.streams, [list(one.sources) for one in source.follows]) == (1, [["corpus", "past"]])

@@ -164,7 +164,7 @@ async def test_opening_again_under_the_same_epoch_changes_nothing() -> None:
 async def test_opening_again_with_other_sources_changes_those_and_keeps_their_indices() -> None:
     target = NgramLM(6)
     target.step_s = 0.006
-    async with serving(target) as verifier:
+    async with serving(target, budget="fixed") as verifier:
         expected = await verifier.generate([1, 2, 3], new=150)
         request = verifier.request([1, 2, 3], new=150, sources=[("nobody", "127.0.0.1:9")])
         assert list((await verifier.open(request)).source_names) == ["nobody"]
@@ -173,6 +173,7 @@ async def test_opening_again_with_other_sources_changes_those_and_keeps_their_in
         assert list((await verifier.open(request)).source_names) == ["nobody", "lookup"]
         answer = await verifier.read(request)
     assert answer.ids == expected.ids
+    in_time(2 in answer.token_sources, "the session had ended before it was opened again")
     assert set(answer.token_sources) == {0, 2}
     assert answer.usage.accepted_by_source["lookup"] == answer.token_sources.count(2)
 
