@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from benchmarks.proposers.metered_engine import DecodedStreams, MeteredEngine
+from benchmarks.shared.cache_dir import cache_for
 from benchmarks.shared.envelope import MODELS, command_line, print_result, settings_of
 from benchmarks.shared.heldout import load_prompts
 from outrider.lm.step_profile import profile_steps
-from outrider.runtime.settings import default_cache_dir
 from speculative.params import SamplingParams
 from verifier_service.engine.step_cost import StepCostModel
 from verifier_service.proposers.lookahead import LookaheadProposer
@@ -47,7 +47,7 @@ class WindowBench:
             threads=1,
             kv_mb=256,
             passes=settings.passes,
-            cache_dir=default_cache_dir() if settings.passes == "compiled" else None,
+            cache_dir=cache_for(settings.passes),
         )
         self._prompts = load_prompts(settings.target, settings.prompts)
         plain = MeteredEngine(self._verifier, (), NODE_LIMIT)

@@ -15,11 +15,11 @@ import torch
 from benchmarks.proposers.forced import agreement
 from benchmarks.proposers.metered_engine import MeteredEngine
 from benchmarks.proposers.method_figures import ALL, MODES, PLAIN, MethodRuns
+from benchmarks.shared.cache_dir import cache_for
 from benchmarks.shared.envelope import MODELS, command_line, print_result, settings_of
 from benchmarks.shared.heldout import load_prompts
 from outrider.lm.heads.config import HeadConfig
 from outrider.lm.heads.published import head_class
-from outrider.runtime.settings import default_cache_dir
 from speculative.errors import InvalidRequest, OutriderError
 from training.heads.frozen import FrozenTarget
 from verifier_service.engine.step_cost import StepCostModel
@@ -49,7 +49,7 @@ def engines_of(settings: argparse.Namespace) -> dict[str, MeteredEngine]:
             threads=1,
             kv_mb=256,
             passes=settings.passes,
-            cache_dir=default_cache_dir() if settings.passes == "compiled" else None,
+            cache_dir=cache_for(settings.passes),
         )
         return MeteredEngine(made, sources, settings.nodes, costs)
 

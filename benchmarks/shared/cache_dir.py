@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from outrider.runtime.settings import default_cache_dir
+
 
 @contextmanager
 def kept_or_temporary(folder: Path | None) -> Iterator[Path]:
@@ -14,3 +16,8 @@ def kept_or_temporary(folder: Path | None) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as made:
         yield Path(made)
+
+
+def cache_for(passes: str) -> Path | None:
+    """The folder that keeps compiled passes from one run to the next; None for eager passes."""
+    return default_cache_dir() if passes == "compiled" else None

@@ -58,7 +58,7 @@ def test_a_head_of_every_kind_comes_nearer_to_its_target_and_is_read_back_as_it_
     norms = {name: one.clone() for name, one in head.named_parameters() if one.ndim < 2}
     lessons = texts(16)
     before = sum(school.accepted({0: head}, lessons)[0])
-    # Heads that share the target's LM head have few numbers, so each of them has to move farther.
+    # Heads that share the target's LM head have few parameters, so each has to move farther.
     steps, rate = (120, 3e-2) if kind == "blockwise" else (40, 1e-2)
     losses = school.learn(head, lessons, steps, rate, seed=1)
     after = school.accepted({1: head}, lessons)[1]

@@ -8,20 +8,16 @@ import math
 from dataclasses import dataclass, field
 
 from verifier_service.proposers.measured_gain import MeasuredGain
+from verifier_service.remote_sources.source_rests import REST_GROWTH, longest_rest
 
 _WEIGHT = 0.1
 """Weight of one call in the running means."""
 _FASTER = 0.3
 """Weight of a call faster than the mean: first calls and calls that other work interrupts are slower."""
 _LEAST_MS = 0.05
-_FIRST_REST, _MOST_REST, _REST_GROWTH = 16, 1024, 4
-"""Steps for which a proposer or a level rests if it did not pay for its time, and how fast rests grow: each
-rest costs four steps of trial, and a verifier may have many proposers that do not pay."""
-_LONG_REST = 512
-"""Steps of a rest that is long enough for a proposer to be shown nothing meanwhile."""
-_LONGEST_REST_MS = 5000.0
-"""How long a proposer's rest of more than 1,024 steps may last, in ms: where steps are quick, trials of
-several proposers after so many steps each would still cost a few per cent of the time."""
+_FIRST_REST, _MOST_REST = 16, 1024
+"""Steps of the first and of the longest rest of a proposer or a level that did not pay for its time. Where
+steps are quick, a proposer may rest longer: trials would cost a few per cent of the time otherwise."""
 _PROVEN = 32
 """Steps in a row that a proposer or a level has to pay for before its next rest is a short one again."""
 _TRIES = 4
@@ -64,8 +60,6 @@ class _Trials:
     left: int = _TRIES
     rest: int = 0
     """Steps of the present rest that are left."""
-    length: int = 0
-    """Steps of the last rest, or of the present one."""
     next_rest: int = _FIRST_REST
     paid: int = 0
     """Steps in a row that paid."""
@@ -86,9 +80,8 @@ class _Trials:
             if self.paid >= _PROVEN:
                 self.next_rest = _FIRST_REST
             return True
-        self.length = self.rest = min(self.next_rest, longest)
-        self.left, self.paid = _TRIES, 0
-        self.next_rest = _REST_GROWTH * self.rest
+        self.rest, self.left, self.paid = min(self.next_rest, longest), _TRIES, 0
+        self.next_rest = REST_GROWTH * self.rest
         return False
 
     def shorten(self, longest: int) -> None:
@@ -134,7 +127,7 @@ class ProposerPrice:
     @property
     def rests_long(self) -> bool:
         """Whether the proposer rests because trial after trial has failed."""
-        return self._trials.rest > 0 and self._trials.length >= _LONG_REST
+        return self._trials.rest > 0 and self._trials.next_rest > _MOST_REST
 
     @property
     def is_tried(self) -> bool:
@@ -171,8 +164,7 @@ class ProposerPrice:
 
     def _longest_rest(self, sessions: int) -> int:
         """The most steps of a rest, by how long steps without the proposer take."""
-        step_ms = self.measured.bare_ms(sessions)
-        return max(_MOST_REST, int(_LONGEST_REST_MS / step_ms)) if step_ms else _MOST_REST
+        return longest_rest(_MOST_REST, self.measured.bare_ms(sessions))
 
     def deepens(self, level: int, sessions: int, tokens_per_ms: float, before: float | None) -> bool:
         """Whether this step asks for level number `level`, from 1; call once per step and level."""

@@ -31,12 +31,13 @@ _DEAREST = 8.0
 """The most that the weight of a round lengthens the first rest by."""
 _PROBE_WEIGHT = 2.0
 """The most that a round of a trial counts for: a source that comes back has to catch up first."""
-_FIRST_REST, _REST_GROWTH = 16, 4
-"""Steps of the first rest, and how fast rests grow."""
+_FIRST_REST = 16
+REST_GROWTH = 4
+"""Factor by which each rest is longer than the one before: after each, rounds are lost on a trial."""
 _MOST_REST = 256
 """The longest rest, in steps, where steps are slow or nobody knows how long they take."""
 _MOST_REST_MS = 5000.0
-"""How long a rest of more than 256 steps may last, in milliseconds."""
+"""How long a rest of more steps than that may last, in milliseconds."""
 _SPARED_REST = 64
 """The longest rest, in steps, of a source whose drafts a batch never admitted, or that was right where others
 were, too. The rest of the former also ends when the batch has shrunk to half: drafts may pay again."""
@@ -46,6 +47,11 @@ to draft later on. The target pays nearly as much for such a round as for any ot
 _SPARED = 8.0
 """A round in which there were drafts and none was admitted counts as this many: such a batch has no use for
 them."""
+
+
+def longest_rest(steps: int, step_ms: float) -> int:
+    """The longest rest: `steps`, or as many as take 5 s where these are more; `step_ms` 0: not known."""
+    return max(steps, int(_MOST_REST_MS / step_ms)) if step_ms else steps
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -83,7 +89,7 @@ class SourceActivity:
         if self.noticed != self.comebacks:
             self.noticed = self.comebacks
             self.barren, self.tried, self.crowd, self.left = 0.0, 0.0, 0, 0
-            self.rest //= _REST_GROWTH
+            self.rest //= REST_GROWTH
 
 
 class SourceThrottle:
@@ -220,10 +226,7 @@ class SourceThrottle:
 
     def _longest_rest(self, pass_ms: float) -> int:
         """The longest rest, in steps of `pass_ms` milliseconds."""
-        if self._most_rest is not None:
-            return self._most_rest
-        quick = _MOST_REST_MS / pass_ms if pass_ms else 0.0
-        return max(_MOST_REST, int(quick))
+        return longest_rest(_MOST_REST, pass_ms) if self._most_rest is None else self._most_rest
 
     def _spend(self, heard: bool, spared: bool, weight: float) -> None:
         """Takes the round that was just committed from those left."""
@@ -241,7 +244,7 @@ class SourceThrottle:
 
     def _rest(self, weight: float, most: int) -> None:
         """Begins a rest of at most `most` steps."""
-        rest = min(_REST_GROWTH * self._probed or int(_FIRST_REST * min(weight, _DEAREST)), most)
+        rest = min(REST_GROWTH * self._probed or int(_FIRST_REST * min(weight, _DEAREST)), most)
         self._activity.rest = max(self._activity.rest, rest) if not self._probed else rest
         self._activity.left = self._activity.rest
         self._activity.tried = 0.0

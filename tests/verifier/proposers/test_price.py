@@ -126,7 +126,7 @@ def test_one_that_rests_says_so_and_one_that_is_tried_does_not() -> None:
     assert not price.rests
 
 
-def test_only_rests_of_512_steps_and_more_are_long_and_only_until_they_end() -> None:
+def test_only_rests_of_1024_steps_and_more_are_long_and_only_until_they_end() -> None:
     price = taught((10.0, 0.1))
     long = [price.rests_long for _ in range(5000) if not price.begins(1, 0.1)]
     assert long[:336] == [False] * 336, "rests of 16 to 256 steps"
