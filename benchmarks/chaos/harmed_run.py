@@ -13,6 +13,7 @@ from outrider.runtime.children import ServiceFailed
 
 INTERRUPTED = 130
 """Exit status after a signal."""
+SERVICE_FAILURES = (ServiceFailed, RuntimeError, TimeoutError)
 Fields = dict[str, Any]
 
 
@@ -60,8 +61,13 @@ def failures_said(name: str) -> Iterator[None]:
     """Ends the program with one line where services fail to start or to end."""
     try:
         yield
-    except* (ServiceFailed, RuntimeError, TimeoutError) as failed:
-        said = "; ".join(str(error) or repr(error) for error in failed.exceptions)
+    except (*SERVICE_FAILURES, BaseExceptionGroup) as failed:
+        errors: tuple[BaseException, ...] = (failed,)
+        if isinstance(failed, BaseExceptionGroup):
+            if failed.split(SERVICE_FAILURES)[1] is not None:
+                raise
+            errors = failed.exceptions
+        said = "; ".join(str(error) or repr(error) for error in errors)
         raise SystemExit(f"{name}: {said}") from failed
 
 

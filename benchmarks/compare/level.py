@@ -32,7 +32,9 @@ async def drive(
         async with asyncio.TaskGroup() as group:
             for _ in range(min(concurrency, len(bodies))):
                 group.create_task(work())
-    except* EndpointFailed as failures:
+    except BaseExceptionGroup as failures:
+        if failures.split(EndpointFailed)[1] is not None:
+            raise
         raise EndpointFailed(str(failures.exceptions[0])) from failures.exceptions[0]
     seconds = time.perf_counter() - began
     return level_record([answers[number] for number in range(len(bodies))], seconds)

@@ -63,6 +63,11 @@ def test_a_failed_service_is_one_line(error: Exception, said: str) -> None:
     assert ended.value.code == said
 
 
+def test_failures_of_other_kinds_keep_their_traceback() -> None:
+    with pytest.raises(ExceptionGroup), failures_said("chaos"):
+        raise ExceptionGroup("both", [TimeoutError(), KeyError("mine")])
+
+
 @pytest.mark.parametrize(
     "wrong", [{"identical": 3}, {"streams": 3, "identical": 3}, {"duplicates": 1}, {"gaps": 1}], ids=str
 )
