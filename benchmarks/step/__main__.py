@@ -4,6 +4,7 @@ Run as `outrider bench step --json`. docs/figures/step.md says what each field m
 """
 
 import argparse
+import gc
 import sys
 import tempfile
 import time
@@ -21,6 +22,7 @@ from benchmarks.step.parts import PartTimer
 from benchmarks.vocabulary.random_model import save_random_llama
 from outrider.lm.runner import PackedLM
 from outrider.runtime.settings import default_cache_dir
+from outrider.runtime.stalls.gc_pauses import YOUNG
 from speculative.params import SamplingParams
 from verifier_service.engine.core import TargetPass
 
@@ -155,6 +157,7 @@ def main() -> None:
     settings = parse()
     started = time.perf_counter()
     torch.set_num_threads(1)
+    gc.set_threshold(YOUNG, *gc.get_threshold()[1:])  # as in a service
     with tempfile.TemporaryDirectory(prefix="outrider-step-") as root:
         folder = Path(root) / "random"
         save_random_llama(folder, settings.ids, True, 0.8, 0.9)

@@ -8,7 +8,15 @@ from collections.abc import Iterator
 import pytest
 
 from outrider.runtime.stalls import gc_pauses
-from outrider.runtime.stalls.gc_pauses import IDLE, LOOK_S, THAW_BUSY_S, THAW_S, GcPauses, ThawSchedule
+from outrider.runtime.stalls.gc_pauses import (
+    IDLE,
+    LOOK_S,
+    THAW_BUSY_S,
+    THAW_S,
+    YOUNG,
+    GcPauses,
+    ThawSchedule,
+)
 
 
 class Node:
@@ -76,6 +84,14 @@ async def test_nothing_is_exempted_once_the_process_stops(
     assert gc.callbacks == callbacks
     exempted, _ = collect()
     assert exempted <= 0
+
+
+async def test_young_objects_are_collected_less_often_while_the_process_serves(pauses: GcPauses) -> None:
+    before = gc.get_threshold()
+    pauses.start()
+    assert gc.get_threshold()[0] == YOUNG > before[0]
+    pauses.stop()
+    assert gc.get_threshold() == before
 
 
 def test_exemptions_end_in_an_idle_moment_once_an_hour() -> None:
