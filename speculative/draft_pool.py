@@ -199,7 +199,7 @@ class DraftPool:
                 break
             child = node.children.get(token)
             right = () if child is None else _without(self._late, child.hash, child.sources)
-            found.append(DraftedPlace(frozenset(drafted), right))
+            found.append(DraftedPlace(drafted, right))
             if child is None:
                 break
             node = child

@@ -24,10 +24,10 @@ _LEAST_TOKENS = 1e-3
 class DraftedPlace(NamedTuple):
     """A committed position for which there were drafted nodes when the pass began."""
 
-    drafted: frozenset[int]
+    drafted: tuple[int, ...]
     """Source indices of the sources that had drafted any token there."""
     right: tuple[int, ...]
-    """Source indices of the sources that had drafted the committed token, in the order of their offers."""
+    """Those of them that had drafted the committed token, in the order of their offers."""
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ _FORGET = 0.02
 """Part of the way back to the prior in a round that judged no window, so that windows are tried again."""
 _SILENT_ROUNDS = 8
 """Rounds without a window after which another source's windows are taken."""
-_NOTHING = DraftedPlace(frozenset(), ())
+_NOTHING = DraftedPlace((), ())
 
 
 class LevelRates:
@@ -204,13 +204,13 @@ class WindowPool:
         places = self._points.drafted_along(tokens)
         if self._window is None or not self._ranked:
             return places
-        drawn = frozenset({self._window.source})
+        drawn = (self._window.source,)
         right = self._window.known(tokens)
-        own = [DraftedPlace(drawn, tuple(drawn)) for _ in range(right)]
+        own = [DraftedPlace(drawn, drawn) for _ in range(right)]
         if right < min(len(tokens), self._window.depth):
             own.append(DraftedPlace(drawn, ()))
         return [
-            DraftedPlace(a.drafted | b.drafted, a.right + b.right)
+            DraftedPlace(tuple({*a.drafted, *b.drafted}), a.right + b.right)
             for a, b in zip_longest(own, places, fillvalue=_NOTHING)
         ]
 

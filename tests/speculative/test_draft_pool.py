@@ -183,7 +183,7 @@ def test_the_sources_of_every_committed_position_are_known_until_nothing_was_dra
     drafts.offer(chain(IDS, 1, 2, source=1))
     drafts.offer(chain(IDS, 1, 5, source=2))
     drafts.rank(8)
-    both = frozenset({1, 2})
+    both = (1, 2)
     assert drafts.drafted_along([1, 2, 7]) == [DraftedPlace(both, (1, 2)), DraftedPlace(both, (1,))]
     assert drafts.drafted_along([9, 2]) == [DraftedPlace(both, ())]
     drafts.commit([1])
@@ -197,7 +197,7 @@ def test_a_draft_that_comes_after_the_ranking_was_not_there() -> None:
     drafts.offer(chain(IDS, 1, source=1))
     drafts.rank(8)
     drafts.offer(chain(IDS, 1, 2, source=2))
-    alone = frozenset({1})
+    alone = (1,)
     assert drafts.drafted_along([1, 2]) == [DraftedPlace(alone, (1,))]
     drafts.rank(8)
     assert drafts.drafted_along([1, 2])[0].right == (1, 2)
@@ -209,12 +209,12 @@ def test_a_source_that_had_drafted_below_a_node_was_there_though_another_draft_o
     drafts.rank(8)
     drafts.offer(chain(IDS, 2, source=1))
     drafts.offer(chain(IDS, 2, source=3))
-    alone = frozenset({1})
+    alone = (1,)
     assert drafts.drafted_along([2]) == [DraftedPlace(alone, ())]
     drafts.commit([2])
     drafts.offer(chain((*IDS, 2), 5, source=3))
     drafts.rank(8)
-    assert drafts.drafted_along([5]) == [DraftedPlace(frozenset({3}), (3,))]
+    assert drafts.drafted_along([5]) == [DraftedPlace((3,), (3,))]
 
 
 def test_nodes_are_counted_by_all_sources_that_offered_them() -> None:

@@ -176,8 +176,8 @@ def test_what_was_drafted_along_counts_the_windows_source() -> None:
     assert taken.drafted_along((4, 9)) == [], "the window came after the pass began"
     ranking(taken)
     assert [(place.drafted, place.right) for place in taken.drafted_along((4, 9))] == [
-        (frozenset({1}), (1,)),
-        (frozenset({1}), ()),
+        ((1,), (1,)),
+        ((1,), ()),
     ]
 
 

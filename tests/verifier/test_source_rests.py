@@ -100,10 +100,10 @@ class Worker:
     def _commit(self, sources: SessionSources, by: int, right: int, *, heard: bool) -> None:
         inside = len(self.names) + 1
         token_sources = bytes([by] * right + [inside] * self.others + [0])
-        places = [DraftedPlace(frozenset({source}), (source,)) for source in token_sources[:-1]]
+        places = [DraftedPlace((source,), (source,)) for source in token_sources[:-1]]
         if heard:
             sources.heard(by)
-            places.append(DraftedPlace(frozenset({by}), ()))
+            places.append(DraftedPlace((by,), ()))
         scored = RoundScore(places, {(by,): right + heard}, node_cost=0.1)
         sources.committed(
             [7] * len(token_sources), token_sources, scored, spared=False, batch=1, step=self.steps

@@ -299,7 +299,8 @@ class SessionSources:
                 continue
             # Without a token that only this source had, the target's own token ends the round in its place,
             # and one more round makes up for the rest. Such a token saves a round, however long rounds are.
-            saved = sum(own.get(index, 0) * self._gains[index].net(row) for index in address.indices)
+            counted = address.indices & own.keys()
+            saved = sum([own[index] * self._gains[index].net(row) for index in counted])
             drafted = not heard.isdisjoint(address.indices)
             if drafted and address.presence is not None:
                 address.presence.saved(saved)
@@ -362,25 +363,25 @@ class SessionSources:
         shared = [*scored.admitted, *[place.right for place in scored.places]]
         order = self._order() if max(map(len, shared)) > 1 else {}
         # Plain dictionaries: a Counter takes several times as long, and every session of a step comes here.
-        hits: dict[int, int] = {}
-        own: dict[int, int] = {}
         accepted: dict[int, int] = {}
-        nodes: dict[int, int] = {}
+        gained = {source_index: [0, 0, 0] for place in scored.places for source_index in place.drafted}
         for place, token_source in zip(scored.places, token_sources, strict=False):
-            for source_index in place.right:
-                hits[source_index] = hits.get(source_index, 0) + 1
             winner = credited(place.right, order, _LAST) if place.right else 0
-            own[winner] = own.get(winner, 0) + 1
-            accepted[winner] = accepted.get(winner, 0) + (token_source > 0)
-            for source_index in place.drafted & self.latencies.keys():
-                self.latencies[source_index].verified(source_index == winner)
+            for source_index in place.right:
+                gained[source_index][0] += 1
+            if winner:
+                gained[winner][1] += 1
+                if token_source:
+                    accepted[winner] = accepted.get(winner, 0) + 1
+            for source_index in place.drafted:
+                if (latency := self.latencies.get(source_index)) is not None:
+                    latency.verified(source_index == winner)
         for sources, count in scored.admitted.items():
-            source_index = credited(sources, order, _LAST)
-            nodes[source_index] = nodes.get(source_index, 0) + count
-        for source_index in frozenset().union(*[place.drafted for place in scored.places]):
-            gained = hits.get(source_index, 0), own.get(source_index, 0), nodes.get(source_index, 0)
-            self._gains[source_index].learn(*gained)
-        return {source_index: count for source_index, count in accepted.items() if source_index and count}
+            if (counts := gained.get(credited(sources, order, _LAST))) is not None:
+                counts[2] += count
+        for source_index, (hits, own, nodes) in gained.items():
+            self._gains[source_index].learn(hits, own, nodes)
+        return accepted
 
     def _order(self) -> dict[int, Order]:
         """Where each source stands when several have drafted one node; the least takes the credit.
