@@ -11,6 +11,7 @@ from speculative.errors import OutriderError, Overloaded, Superseded, Unavailabl
 from speculative.params import SEED_BITS
 
 PAUSE_S = 0.1
+"""Seconds before an attempt. Only the first one at another orchestrator, behind a loss, comes at once."""
 
 
 class Resuming:
@@ -86,14 +87,16 @@ class Resuming:
         final = not isinstance(error, Unavailable | Overloaded | Superseded) or not self._patience_s
         if final or not self._wait_for_ready or (isinstance(error, Superseded) and not self._resumed):
             return None
+        pause_s = PAUSE_S
         if self._gives_up is None:
             self._gives_up = now + self._patience_s
+            pause_s = PAUSE_S if self._orchestrators == 1 else 0.0
         elif now - self._sent > self._patience_s and not self._slept:
             self._slept, self._gives_up = True, now + self._patience_s
         gives_up = self._gives_up if self._ends is None else min(self._gives_up, self._ends)
         if now >= gives_up:
             return None
-        pause_s = min(error.retry_after_s if isinstance(error, Overloaded) else PAUSE_S, gives_up - now)
+        pause_s = min(error.retry_after_s if isinstance(error, Overloaded) else pause_s, gives_up - now)
         self._resumed = not isinstance(error, Superseded)
         self._sent = now + pause_s
         self._asked = (self._asked + 1) % self._orchestrators

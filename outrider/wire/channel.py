@@ -58,8 +58,9 @@ Options = list[tuple[str, int | str]]
 
 
 def _common(max_message_mb: int, patience_ms: int) -> Options:
-    # Little patience means frequent pings too: a lost peer is noticed after the sum of both times.
-    ping_ms = PING_MS if patience_ms >= DIALLER_PATIENCE_MS else patience_ms
+    # Little patience means frequent pings too: a lost peer is noticed after the sum of both times. Pings go
+    # out only while nothing comes in.
+    ping_ms = PING_MS if patience_ms >= DIALLER_PATIENCE_MS else patience_ms // 3
     return [
         ("grpc.max_receive_message_length", max_message_mb * 1024 * 1024),
         ("grpc.max_send_message_length", -1),

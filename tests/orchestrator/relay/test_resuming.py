@@ -10,7 +10,7 @@ import pytest
 from outrider.client.async_client import AsyncStream
 from outrider.client.blocking_client import Stream
 from outrider.client.completions import CompletionBuilder
-from outrider.client.resuming import Resuming
+from outrider.client.resuming import PAUSE_S, Resuming
 from outrider.v1 import common_pb2, generation_pb2
 from speculative.errors import OutriderError, QuotaExceeded, Superseded, Unavailable
 
@@ -28,6 +28,15 @@ def test_the_next_orchestrator_is_asked_until_patience_ends() -> None:
     assert resuming.again(LOST, CompletionBuilder(), now=10.9) is not None
     assert resuming.orchestrator == 0
     assert resuming.again(LOST, CompletionBuilder(), now=11.0) is None
+
+
+def test_another_orchestrator_is_asked_at_once_and_each_further_one_behind_a_pause() -> None:
+    several, alone = Resuming(request(), 2, patience_s=30.0), Resuming(request(), 1, patience_s=30.0)
+    assert several.again(LOST, CompletionBuilder(), now=0.0) == 0.0
+    assert several.again(LOST, CompletionBuilder(), now=0.1) == PAUSE_S
+    several.answered()
+    assert several.again(LOST, CompletionBuilder(), now=5.0) == 0.0, "of another loss"
+    assert alone.again(LOST, CompletionBuilder(), now=0.0) == PAUSE_S
 
 
 def test_a_device_that_slept_through_its_patience_asks_anew_but_once() -> None:
