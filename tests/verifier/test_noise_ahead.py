@@ -11,8 +11,8 @@ from ngram_lm import NgramLM
 from speculative.noise import NoiseRows, PositionNoise
 from speculative.params import SamplingParams
 from speculative.tree import EMPTY_TREE, ROOT, TokenTree
-from verifier_service.engine import thread
-from verifier_service.engine.noise_ahead import NoiseAhead, positions_ahead
+from verifier_service.engine import noise_ahead, thread
+from verifier_service.engine.noise_ahead import LEAST_FOR_KERNEL, NoiseAhead, positions_ahead
 
 WIDE = thread.LEAST_VOCABULARY
 SAMPLED = SamplingParams(temperature=0.9)
@@ -44,7 +44,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def ahead() -> Iterator[NoiseAhead]:
-    drawing = NoiseAhead()
+    drawing = NoiseAhead(WIDE)
     drawing.start()
     yield drawing
     drawing.stop(60)
@@ -84,6 +84,19 @@ def test_a_new_request_replaces_what_is_left_of_the_one_before(ahead: NoiseAhead
     wait_for(lambda: len(log) == 2)
     assert ahead.stop(60)
     assert [position for _, position in log] == [1, 7]
+
+
+def test_little_noise_is_not_handed_over_where_a_kernel_draws_it_sooner(
+    ahead: NoiseAhead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(noise_ahead, "current_kernel", object)
+    log: list[tuple[str, int]] = []
+    rows = SlowRows(log)
+    ahead.draw([(rows, [1])])
+    ahead.draw([(rows, [2])] * (LEAST_FOR_KERNEL // WIDE))
+
+    wait_for(lambda: len(log) == LEAST_FOR_KERNEL // WIDE)
+    assert {position for _, position in log} == {2}
 
 
 def test_noise_that_cannot_be_drawn_is_reported_and_the_rest_goes_on(

@@ -17,12 +17,18 @@ from verifier_service.engine.step import StepRows
 from verifier_service.sessions.request import SessionRequest, SourceAddress, SourceSet
 
 WIDTH = 16
+GREEDY = SamplingParams(temperature=0.0)
 REMOTE = SourceSet(("drafter",), proposers=frozenset(), remote=frozenset({1}))
 INSIDE = SourceSet(("lookup",), proposers=frozenset({1}), remote=frozenset())
 
 
 def session(
-    ids: tuple[int, ...] = (1, 2, 3), *, sources: SourceSet = REMOTE, limit: int = 40, eos: int = 15
+    ids: tuple[int, ...] = (1, 2, 3),
+    *,
+    sources: SourceSet = REMOTE,
+    limit: int = 40,
+    eos: int = 15,
+    params: SamplingParams = GREEDY,
 ) -> Session:
     request = SessionRequest(
         key=SessionKey("", "s"),
@@ -30,7 +36,7 @@ def session(
         ids=ids,
         prompt_length=len(ids),
         limit=limit,
-        params=SamplingParams(temperature=0.0),
+        params=params,
         seed=0,
         stops=(),
         time_left_s=None,
@@ -60,6 +66,17 @@ def test_a_prompt_is_a_chain_and_its_last_row_is_wanted() -> None:
     assert running.uncomputed == 3
     rows = running.step_rows(3, 6)
     assert (rows.tokens, rows.parents, rows.want) == ((1, 2, 3), (-1, 0, 1), (2,))
+
+
+def test_noise_is_drawn_ahead_unless_greedy_or_left_to_a_kernel_that_draws_few_ids(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cut = session(params=SamplingParams(temperature=0.8, top_k=4))
+    assert session().noise is None
+    assert cut.noise is not None
+    monkeypatch.setattr("verifier_service.engine.session.current_kernel", object)
+    assert cut.noise is None
+    assert session(params=SamplingParams(temperature=0.8)).noise is not None
 
 
 def test_part_of_a_prompt_wants_nothing_and_commits_its_rows() -> None:

@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 LEAST_VOCABULARY = 16_384
 """A smaller vocabulary's noise takes less time to draw than to hand to another thread."""
+LEAST_FOR_KERNEL = 2**20
+"""The same for a kernel, which draws some forty times as fast: number of ids over all sessions of a pass."""
 _LIKELY = 0.3
 """Least survival of a drafted node at a depth whose noise is drawn ahead."""
 
@@ -43,9 +45,14 @@ def positions_ahead(length: int, tree: TokenTree) -> list[int]:
 
 
 class NoiseAhead:
-    """Draws noise until it is stopped; a new request replaces what is left of the one before."""
+    """Draws noise until it is stopped; a new request replaces what is left of the one before.
 
-    def __init__(self) -> None:
+    Args:
+        vocabulary_size: number of ids of each session.
+    """
+
+    def __init__(self, vocabulary_size: int) -> None:
+        self._vocabulary_size = vocabulary_size
         self._requests: SimpleQueue[Sequence[Wanted] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="noise", daemon=True)
 
@@ -54,8 +61,12 @@ class NoiseAhead:
         self._thread.start()
 
     def draw(self, wanted: Sequence[Wanted]) -> None:
-        """Has this noise drawn, every session's first position before any second one; returns at once."""
-        if wanted:
+        """Has this noise drawn, every session's first position before any second one; returns at once.
+
+        What a kernel draws sooner than it can be handed over is left to the engine's thread.
+        """
+        least = 1 if current_kernel() is None else LEAST_FOR_KERNEL
+        if len(wanted) * self._vocabulary_size >= least:
             self._requests.put(wanted)
 
     def stop(self, timeout_s: float) -> bool:

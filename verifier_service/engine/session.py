@@ -23,10 +23,11 @@ from speculative.grammar import Matcher
 from speculative.history import History
 from speculative.noise import NoiseRows
 from speculative.observed import Observed
+from speculative.sampling_kernel import current_kernel
 from speculative.stats import UsageCount
 from speculative.stop import StopChecker, cut_at_stop
 from speculative.target_sampler import TargetSampler
-from speculative.tree import EMPTY_TREE, ROOT
+from speculative.tree import EMPTY_TREE
 from speculative.window_shape import SHAPES
 from speculative.windows import WindowPool, WindowRanking
 from verifier_service.engine.observing import Observer
@@ -146,8 +147,12 @@ class Session:
 
     @property
     def noise(self) -> NoiseRows | None:
-        """Noise of the session's positions, which another thread may draw ahead; None: none is needed."""
-        return None if self._params.greedy or self.judges_draws else self._noise
+        """Noise of the session's positions, which another thread may draw ahead; None: that gains nothing.
+
+        Under a top-k a kernel draws the noise of the ids that are left, and of no others.
+        """
+        few = self._params.top_k > 0 and current_kernel() is not None
+        return None if self._params.greedy or self.judges_draws or few else self._noise
 
     @property
     def judges_draws(self) -> bool:
@@ -262,7 +267,8 @@ class Session:
         """
         if all(latency.silent for latency in self.sources.latencies.values()):
             return {}
-        value = self._step_value(step_ms, nodes)
+        tree = self.ranking(self.uncomputed).tree(nodes)
+        value = StepValue.of(tree, step_ms, is_full=len(tree) >= self.node_limit)
         patience = {
             source_index: latency.patience_ms(now_ms, value, most_ms)
             for source_index, latency in self.sources.latencies.items()
@@ -421,16 +427,6 @@ class Session:
             {names[source_index - 1]: count for source_index, count in self._pool.drafted_by_source.items()}
         )
         return replace(self._usage, accepted=dict(self._usage.accepted), drafted=dict(drafted))
-
-    def _step_value(self, step_ms: float, nodes: int) -> StepValue:
-        tree = self.ranking(self.uncomputed).tree(nodes)
-        leaf, survival = ROOT, 1.0
-        while leaf + 1 < len(tree) and tree.parents[leaf + 1] == leaf:
-            leaf += 1
-            survival = tree.survival[leaf]
-        if len(tree) >= self.node_limit:
-            survival = 0.0  # no further node would be admitted
-        return StepValue(1.0 + sum(tree.survival), step_ms, survival)
 
 
 def _pool_of(

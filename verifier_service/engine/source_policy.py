@@ -6,7 +6,7 @@ while s / w > expected / step_ms.
 
 **Reputation.** What all sessions learnt about a source, for the sessions to come.
 
-Knows rounds, tokens and the caller's milliseconds, nothing of queues, sessions or trees.
+Knows rounds, tokens and the caller's milliseconds, nothing of queues or sessions.
 """
 
 from collections.abc import Callable, Collection, Hashable, Sequence
@@ -23,6 +23,7 @@ from speculative.policies.book import PolicyBook
 from speculative.policies.local import LocalDrafts
 from speculative.policies.names import DEFAULT_POLICY
 from speculative.policies.policy import DraftLimits
+from speculative.tree import ROOT, TokenTree
 from verifier_service.proposers.own_text.record import SourceRecord
 from verifier_service.remote_sources.source_presence import SourcePresence
 from verifier_service.remote_sources.source_rests import SourceActivity
@@ -49,6 +50,15 @@ class StepValue:
     """Its expected duration in ms; 0 where that is not known yet."""
     leaf: float
     """Survival of the path that the next node would continue; 1 where nothing is drafted."""
+
+    @classmethod
+    def of(cls, tree: TokenTree, step_ms: float, *, is_full: bool) -> "StepValue":
+        """The yield of a step with this tree; where the tree `is_full`, no further node would be admitted."""
+        leaf, survival = ROOT, 1.0
+        while leaf + 1 < len(tree) and tree.parents[leaf + 1] == leaf:
+            leaf += 1
+            survival = tree.survival[leaf]
+        return cls(1.0 + sum(tree.survival), step_ms, 0.0 if is_full else survival)
 
 
 @dataclass(slots=True)

@@ -138,7 +138,8 @@ class EngineThread:
         self._publish = publish
         self._fail = fail
         self._inbox = EngineInbox(self.core.sessions.merge)
-        self._noise = NoiseAhead() if target.vocabulary_size >= LEAST_VOCABULARY else None
+        width = target.vocabulary_size
+        self._noise = NoiseAhead(width) if width >= LEAST_VOCABULARY else None
         self._stopping = False
         self._failures = 0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)

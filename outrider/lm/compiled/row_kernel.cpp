@@ -4,7 +4,9 @@
 // follows speculative/choice.py: a token is given only where it is certain, within bounds on the noise and on
 // sums, that the published rule gives the same token. All else is left to the caller (LEFT).
 
+#include "philox.hpp"
 #include "row_processing.hpp"
+#include "row_sums.hpp"
 
 #include <functional>
 
@@ -15,6 +17,7 @@ constexpr int BLOCK = 4 * LANES;   // ids that are looked at together
 constexpr int64_t STRETCH = 8 * BLOCK;  // ids whose highest logit is kept, to pass over them
 constexpr int TRIES = 64;          // ids that cuts may drop before the row is left to the rule
 constexpr int64_t MOST_TOP = 4096;  // largest top-k
+constexpr int64_t SINGLE = 4;  // time of a block that is drawn by itself, in blocks that are drawn in a row
 constexpr uint32_t LEADS = 1 << 16;
 constexpr double SHARE = 0x1p-20;  // as weak_floors in digest.py
 constexpr double ROUNDING = 1e-9;  // more than what the rule's own sums err by, as a share
@@ -29,42 +32,17 @@ struct Contender : Scored {
   double high;
 };
 
-struct Sums {
-  double total = 0, before = 0;
-};
-
-// exp for arguments up to 0, within two units of float32's rounding; 0 below -87.
-inline Vec exponential(Vec x) {
-  const Lanes tiny = x < -87.0f;
-  x = tiny ? all(-87.0f) : x;
-  // Adding and subtracting 1.5 * 2**23 rounds to the nearest whole number.
-  const Vec whole = (x * 1.44269504f + 12582912.0f) - 12582912.0f;
-  const Vec rest = (x - whole * 0.693359375f) - whole * -2.12194440e-4f;
-  Vec sum = rest * 1.9875691500e-4f + 1.3981999507e-3f;
-  sum = sum * rest + 8.3334519073e-3f;
-  sum = sum * rest + 4.1665795894e-2f;
-  sum = sum * rest + 1.6666665459e-1f;
-  sum = sum * rest + 5.0000001201e-1f;
-  sum = sum * (rest * rest) + rest + 1.0f;
-  const Lanes power = (__builtin_convertvector(whole, Lanes) + 127) << 23;
-  return tiny ? Vec{} : sum * (Vec)power;
-}
-
-inline double lanes_sum(Vec values) {
-  double sum = 0;
-  for (int lane = 0; lane < LANES; ++lane) sum += values[lane];
-  return sum;
-}
-
 // One row whose token is sought.
 class Search {
  public:
-  Search(const Row& row, const Bounds& bounds, const Processed& processed, const uint16_t* leads)
+  // Where the row brings no leads, there is `room` for those of its width.
+  Search(const Row& row, const Bounds& bounds, const Processed& processed, uint16_t* room)
       : row_(row),
         bounds_(bounds),
         processed_(processed),
         logits_(processed.logits()),
-        leads_(leads),
+        leads_(row.leads),
+        room_(room),
         noise_{row.seed},
         weak_high_(row.strong ? bounds.high[row.strong - 1] : -INF) {}
 
@@ -72,6 +50,7 @@ class Search {
     if (!(find_best() && std::isfinite(best_.score))) return LEFT;
     if (row_.temperature == 0) return best_.id;
     if (row_.top_k > 0 && row_.top_k < row_.width) return token_of_likeliest();
+    draw();
     collect_strong();
     for (int tried = 0; tried < TRIES; ++tried) {
       Contender found;
@@ -136,6 +115,17 @@ class Search {
     return id;
   }
 
+  // Draws the leads of all ids, if the row brings none.
+  void draw() {
+    if (leads_ != nullptr) return;
+    draw_leads(noise_, row_.position, row_.width, room_);
+    leads_ = room_;
+  }
+
+  uint16_t lead_of(int64_t id) const {
+    return leads_ == nullptr ? noise_.lead(row_.position, (uint64_t)id) : leads_[id];
+  }
+
   // Ids of strong noise; those that processing changes are among them, and never offered.
   void collect_strong() {
     const uint16_t least = (uint16_t)row_.strong;
@@ -167,7 +157,7 @@ class Search {
   }
 
   Contender bounded(const Scored& one) const {
-    const uint16_t lead = leads_[one.id];
+    const uint16_t lead = lead_of(one.id);
     if (lead == LEADS - 1) return exactly(one);  // this lead bounds its noise from below alone
     return {one, one.score + bounds_.low[lead], one.score + bounds_.high[lead]};
   }
@@ -176,7 +166,7 @@ class Search {
   Contender exactly(const Scored& one) const {
     uint64_t words[4];
     noise_.block((uint64_t)one.id / 4, row_.position, 1, words);
-    const uint64_t bits = (uint64_t)leads_[one.id] << 36 | words[one.id % 4] >> 28;
+    const uint64_t bits = (uint64_t)lead_of(one.id) << 36 | words[one.id % 4] >> 28;
     const double noise = -std::log(-std::log(((double)bits + 0.5) * 0x1p-52));
     const double margin = 0x1p-46 * (1 + std::fabs(noise));
     return {one, one.score + (noise - margin), one.score + (noise + margin)};
@@ -278,9 +268,10 @@ class Search {
     return over < 0 ? kept : 0;
   }
 
-  // The token under top-k: its ids are found first, and the other cuts apply to these alone.
+  // The token under top-k: its ids are found first. The other cuts, and noise, concern these alone.
   int64_t token_of_likeliest() {
     if (row_.top_k > MOST_TOP) return LEFT;
+    if (SINGLE * row_.top_k > row_.width / IDS) draw();
     std::vector<Scored> found = likeliest(row_.top_k);
     const int64_t left = trimmed(found);
     contenders_.clear();
@@ -377,8 +368,9 @@ class Search {
     Sums sums;
     if (highest_ > -INF) {
       const int64_t tied = equal ? one.id : 0;  // ids below this one are before it at the same logit
-      add(0, tied, logit, true, sums);
-      add(tied, row_.width, logit, false, sums);
+      const Weights weights = {logits_, highest_, row_.temperature};
+      weights.add(0, tied, logit, true, sums);
+      weights.add(tied, row_.width, logit, false, sums);
       const double scale = std::exp((double)highest_ / row_.temperature - best_.score);
       sums.total *= scale, sums.before *= scale;
     }
@@ -390,37 +382,12 @@ class Search {
     return sums;
   }
 
-  // Adds the weights exp((logit - highest) / temperature) of ids begin to end.
-  void add(int64_t begin, int64_t end, float logit, bool inclusive, Sums& sums) const {
-    constexpr int64_t PART = 64 * LANES;
-    const float inverse = (float)(1 / row_.temperature);
-    int64_t id = begin;
-    while (id + LANES <= end) {
-      const int64_t stop = std::min(end - LANES, id + PART - LANES);
-      Vec total = {}, before = {};
-      for (; id <= stop; id += LANES) {
-        const Vec x = load(logits_ + id);
-        const Vec weight = exponential((x - highest_) * inverse);
-        const Lanes first = inclusive ? x >= logit : x > logit;
-        total += weight;
-        before += first ? weight : Vec{};
-      }
-      sums.total += lanes_sum(total);
-      sums.before += lanes_sum(before);
-    }
-    for (; id < end; ++id) {
-      const float x = logits_[id];
-      const double weight = std::exp(((double)x - highest_) / row_.temperature);
-      sums.total += weight;
-      if (inclusive ? x >= logit : x > logit) sums.before += weight;
-    }
-  }
-
   const Row& row_;
   const Bounds& bounds_;
   const Processed& processed_;
   const float* logits_;  // of ids that processing leaves as they are; -inf for all others
-  const uint16_t* leads_;
+  const uint16_t* leads_;  // null: they are not drawn
+  uint16_t* room_;
   Philox noise_;
   double weak_high_;
   float highest_ = -std::numeric_limits<float>::infinity();  // of logits_
@@ -436,15 +403,10 @@ class Search {
 // The token of a row, LEFT where the rule has to decide.
 int64_t token_of(const Row& row, const Bounds& bounds) {
   static thread_local Processed processed;
-  static thread_local std::vector<uint16_t> drawn;
+  static thread_local std::vector<uint16_t> room;
   if (!processed.process(row)) return LEFT;
-  const uint16_t* leads = row.leads;
-  if (leads == nullptr && row.temperature > 0) {
-    if ((int64_t)drawn.size() < row.width) drawn.resize(row.width);
-    draw_leads({row.seed}, row.position, row.width, drawn.data());
-    leads = drawn.data();
-  }
-  return Search(row, bounds, processed, leads).token();
+  if (row.leads == nullptr && row.temperature > 0 && (int64_t)room.size() < row.width) room.resize(row.width);
+  return Search(row, bounds, processed, room.data()).token();
 }
 
 }  // namespace

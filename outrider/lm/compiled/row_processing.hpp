@@ -11,8 +11,6 @@
 #include <limits>
 #include <vector>
 
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "leads are copied as they lie in memory");
-
 namespace {
 
 constexpr int LANES = 16;  // floats of a vector; the compiler splits what is too wide
@@ -34,41 +32,6 @@ inline bool any(Mask mask) {
   int64_t found = 0;
   for (int lane = 0; lane < LANES / 2; ++lane) found |= words[lane];
   return found != 0;
-}
-
-// Philox4x64-10 under one key; as speculative/noise.py.
-struct Philox {
-  uint64_t seed;
-
-  void block(uint64_t first, uint64_t position, uint64_t part, uint64_t out[4]) const {
-    uint64_t a = first, b = position, c = part, d = 0;
-    uint64_t one = seed, other = 0x746F6B656E730002;
-    for (int round = 0; round < 10; ++round) {
-      const auto x = (unsigned __int128)a * 0xD2E7470EE14C6C93;
-      const auto z = (unsigned __int128)c * 0xCA5A826395121157;
-      a = (uint64_t)(z >> 64) ^ b ^ one;
-      b = (uint64_t)z;
-      c = (uint64_t)(x >> 64) ^ d ^ other;
-      d = (uint64_t)x;
-      one += 0x9E3779B97F4A7C15;
-      other += 0xBB67AE8584CAA73B;
-    }
-    out[0] = a, out[1] = b, out[2] = c, out[3] = d;
-  }
-};
-
-// Leading 16 bits of `count` ids.
-inline void draw_leads(const Philox& noise, uint64_t position, int64_t count, uint16_t* out) {
-  const int64_t blocks = count / 16;
-  uint64_t words[4];
-  for (int64_t block = 0; block < blocks; ++block) {
-    noise.block((uint64_t)block, position, 0, words);
-    std::memcpy(out + 16 * block, words, sizeof words);
-  }
-  if (count % 16) {
-    noise.block((uint64_t)blocks, position, 0, words);
-    std::memcpy(out + 16 * blocks, words, 2 * (count % 16));
-  }
 }
 
 struct Ids {  // some ids, with a number for each where there is one
