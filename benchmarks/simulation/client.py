@@ -201,6 +201,8 @@ class SimulatedClient:
         def wake() -> None:
             checker.woke()
             self.process.wake()
+            for stream in self._streams():
+                self._network.doubt(stream)
 
         self.process.freeze()
         for stream in self._streams():

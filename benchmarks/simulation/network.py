@@ -18,6 +18,8 @@ PING_S = 3.0
 """Seconds after which a dialler notices by pings that a peer is frozen or behind a cut line."""
 CLIENT_PING_S = 12.0
 """The same between a client and its server, in either direction: both are more patient."""
+AMONG_SEVERAL_S = 0.7
+"""Seconds after which a client of several orchestrators leaves one that does not answer its pings."""
 REFUSED_S = 0.002
 """Seconds until a dialler sees a refused or broken connection."""
 
@@ -130,14 +132,29 @@ class Network:
 
     def doubt(self, stream: Any) -> None:
         """Breaks a stream off unless its sides answer each other's pings again within their patience."""
-        patience_s = CLIENT_PING_S if stream.client.name.startswith("client") else PING_S
+        if not stream.client.name.startswith("client"):
+            self._ask_in(PING_S, self._ping, stream)
+            return
+        self._ask_in(CLIENT_PING_S, self._ping, stream)
+        if sum(address.startswith("orchestrator") for address in self.servers) > 1:
+            self._ask_in(AMONG_SEVERAL_S, self._move_on, stream)
+
+    def _ask_in(self, seconds: float, ask: Callable[[Any], None], stream: Any) -> None:
         nobody = contextvars.Context()  # the ping comes even if the process that asks for it freezes
-        self.loop.call_later(patience_s, self._ping, stream, context=nobody)
+        self.loop.call_later(seconds, ask, stream, context=nobody)
 
     def _ping(self, stream: Any) -> None:
-        frozen = stream.server.frozen or stream.client.frozen
-        if frozen or self.is_cut(stream.client.name, stream.server.name):
+        if stream.server.frozen or stream.client.frozen or self._is_cut(stream):
             stream.break_off("pings were not answered")
+
+    def _move_on(self, stream: Any) -> None:
+        """The client leaves. Behind a cut line the server hears nothing of that, and has more patience."""
+        if not stream.client.frozen and (stream.server.frozen or self._is_cut(stream)):
+            unheard_s = CLIENT_PING_S - AMONG_SEVERAL_S if self._is_cut(stream) else 0.0
+            stream.break_off("a ping was not answered", unheard_s)
+
+    def _is_cut(self, stream: Any) -> bool:
+        return self.is_cut(stream.client.name, stream.server.name)
 
     def arrival(self, sender: Process, receiver: Process) -> float:
         """When a message that is sent now arrives, on the loop's clock."""

@@ -12,6 +12,8 @@ from speculative.params import SEED_BITS
 
 PAUSE_S = 0.1
 """Seconds before an attempt. Only the first one at another orchestrator, behind a loss, comes at once."""
+LASTED_S = 1.0
+"""Seconds since the request was last sent, at least, for that: what fails at once and again is no loss."""
 
 
 class Resuming:
@@ -44,8 +46,8 @@ class Resuming:
         self._ends = ends
         self._asked = first % orchestrators
         self._gives_up: float | None = None
-        self._sent = 0.0
-        """When the request was last sent again."""
+        self._sent = -LASTED_S
+        """When the request was last sent again, on the clock of `again`."""
         self._slept = False
         """Whether an attempt since the loss was answered so late that the device must have slept."""
         self._resumed = False
@@ -90,7 +92,8 @@ class Resuming:
         pause_s = PAUSE_S
         if self._gives_up is None:
             self._gives_up = now + self._patience_s
-            pause_s = PAUSE_S if self._orchestrators == 1 else 0.0
+            if self._orchestrators > 1 and now - self._sent >= LASTED_S:
+                pause_s = 0.0
         elif now - self._sent > self._patience_s and not self._slept:
             self._slept, self._gives_up = True, now + self._patience_s
         gives_up = self._gives_up if self._ends is None else min(self._gives_up, self._ends)

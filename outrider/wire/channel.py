@@ -29,6 +29,8 @@ from outrider.wire.tls import Certificates, Pem, channel_credentials, role_name
 
 PING_MS = 2_000
 """Milliseconds between two pings of an idle connection."""
+SOON_MS = 250
+"""The same where patience is little. Messages of an answer come more often, so a ping means silence."""
 DIALLER_PATIENCE_MS = 1_000
 """Milliseconds that a server may leave a client's ping unanswered."""
 SERVER_PATIENCE_MS = 10_000
@@ -58,9 +60,8 @@ Options = list[tuple[str, int | str]]
 
 
 def _common(max_message_mb: int, patience_ms: int) -> Options:
-    # Little patience means frequent pings too: a lost peer is noticed after the sum of both times. Pings go
-    # out only while nothing comes in.
-    ping_ms = PING_MS if patience_ms >= DIALLER_PATIENCE_MS else patience_ms // 3
+    # A lost peer is noticed after the sum of both times, so little patience asks for frequent pings too.
+    ping_ms = PING_MS if patience_ms >= DIALLER_PATIENCE_MS else SOON_MS
     return [
         ("grpc.max_receive_message_length", max_message_mb * 1024 * 1024),
         ("grpc.max_send_message_length", -1),

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import sys
 import weakref
 from collections.abc import Iterator
 
@@ -86,12 +87,30 @@ async def test_nothing_is_exempted_once_the_process_stops(
     assert exempted <= 0
 
 
-async def test_young_objects_are_collected_less_often_while_the_process_serves(pauses: GcPauses) -> None:
-    before = gc.get_threshold()
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="left alone there")
+async def test_young_objects_are_collected_less_often_while_any_service_of_the_process_serves(
+    pauses: GcPauses,
+) -> None:
+    before, other = gc.get_threshold(), GcPauses()
     pauses.start()
     assert gc.get_threshold()[0] == YOUNG > before[0]
+    other.start()
     pauses.stop()
+    assert gc.get_threshold()[0] == YOUNG
+    other.stop()
     assert gc.get_threshold() == before
+
+
+@pytest.mark.parametrize("own", [0, 2 * YOUNG])
+async def test_no_collections_and_a_higher_threshold_of_the_owner_stay(pauses: GcPauses, own: int) -> None:
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(own, *before[1:])
+        pauses.start()
+        assert gc.get_threshold()[0] == own
+    finally:
+        pauses.stop()
+        gc.set_threshold(*before)
 
 
 def test_exemptions_end_in_an_idle_moment_once_an_hour() -> None:

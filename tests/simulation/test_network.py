@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.simulation.calls import Channel, Server
 from benchmarks.simulation.clock import Process, VirtualLoop
-from benchmarks.simulation.network import Network, Weather
+from benchmarks.simulation.network import AMONG_SEVERAL_S, CLIENT_PING_S, Network, Weather
 from outrider.v1 import common_pb2, verifier_pb2
 from outrider.v1.verifier_pb2_grpc import VerifierServicer, VerifierStub, add_VerifierServicer_to_server
 from outrider.wire.status import guarded, rpc_errors
@@ -47,22 +47,26 @@ class Echo(VerifierServicer):
 class Scene:
     """A client and a server."""
 
-    def __init__(self, weather: Weather) -> None:
+    def __init__(
+        self, weather: Weather, client: str = "orchestrator 0", server: str = "verifier 0", others: str = ""
+    ) -> None:
         self.loop = VirtualLoop()
         self.network = Network(self.loop, weather, random.Random)
-        self.client, self.echo = Process(self.loop, "orchestrator 0"), Echo()
-        self.server = Process(self.loop, "verifier 0")
+        self.client, self.echo = Process(self.loop, client), Echo()
+        self.server = Process(self.loop, server)
         self.start()
+        if others:
+            Server(self.network, Process(self.loop, others), others)
 
     def start(self) -> None:
-        listening: Any = Server(self.network, self.server, "verifier 0")
+        listening: Any = Server(self.network, self.server, self.server.name)
         add_VerifierServicer_to_server(self.echo, listening)
 
     def run(self, work: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
         """The client's doing, with a stub of the server."""
 
         async def all_of_it() -> Any:
-            stub = self.client.run(lambda: VerifierStub(Channel(self.network, "verifier 0")))
+            stub = self.client.run(lambda: VerifierStub(Channel(self.network, self.server.name)))
             try:
                 return await self.client.spawn(work(stub))
             finally:
@@ -184,6 +188,35 @@ def test_a_frozen_server_answers_once_it_wakes() -> None:
 
     assert 0.8 < scene.run(work) < 0.9
     assert scene.echo.cancels == [1, 2]
+
+
+@pytest.mark.parametrize(("others", "left_s"), [("orchestrator 1", AMONG_SEVERAL_S), ("", CLIENT_PING_S)])
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_client_leaves_a_server_that_is_not_heard_of_and_soon_one_of_several(
+    others: str, left_s: float, is_cut: bool
+) -> None:
+    scene = Scene(Weather(), "client 0", "orchestrator 0", others)
+
+    async def work(stub: Any) -> float:
+        call = stub.Watch()
+        await call.write(verifier_pb2.WatchRequest(drop=[1]))
+        await anext(call)
+        began = scene.loop.time()
+        if is_cut:
+            scene.network.cut("client 0", "orchestrator 0", 60.0)
+        else:
+            scene.server.freeze()
+            scene.network.doubt(next(iter(scene.network.streams)))
+        with pytest.raises(Unavailable, match="not answered"), rpc_errors():
+            await anext(call)
+        left = scene.loop.time() - began
+        await asyncio.sleep(0.1)
+        assert not is_cut or scene.echo.ended == (["watch"] if not others else []), (
+            "the server hears of it later"
+        )
+        return left
+
+    assert scene.run(work) == pytest.approx(left_s, abs=0.05)
 
 
 def test_what_is_sent_over_a_cut_line_arrives_when_it_is_whole_again() -> None:

@@ -29,6 +29,7 @@ def session(
     limit: int = 40,
     eos: int = 15,
     params: SamplingParams = GREEDY,
+    width: int = WIDTH,
 ) -> Session:
     request = SessionRequest(
         key=SessionKey("", "s"),
@@ -44,7 +45,7 @@ def session(
         sources=tuple(SourceAddress(name, "") for name in sources.names),
     )
     stop_checker = StopChecker(frozenset({eos}), limit, (), None, ids, len(ids))
-    return Session(1, request, stop_checker, WIDTH, sources)
+    return Session(1, request, stop_checker, width, sources)
 
 
 def chain(session: Session, *tokens: int, base: int | None = None) -> Fragment:
@@ -71,11 +72,13 @@ def test_a_prompt_is_a_chain_and_its_last_row_is_wanted() -> None:
 def test_noise_is_drawn_ahead_unless_greedy_or_left_to_a_kernel_that_draws_few_ids(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cut = session(params=SamplingParams(temperature=0.8, top_k=4))
+    few = session(params=SamplingParams(temperature=0.8, top_k=4), width=256)
+    many = session(params=SamplingParams(temperature=0.8, top_k=5), width=256)
     assert session().noise is None
-    assert cut.noise is not None
+    assert few.noise is not None
     monkeypatch.setattr("verifier_service.engine.session.current_kernel", object)
-    assert cut.noise is None
+    assert few.noise is None
+    assert many.noise is not None
     assert session(params=SamplingParams(temperature=0.8)).noise is not None
 
 

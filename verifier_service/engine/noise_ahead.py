@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 LEAST_VOCABULARY = 16_384
 """A smaller vocabulary's noise takes less time to draw than to hand to another thread."""
 LEAST_FOR_KERNEL = 2**20
-"""The same for a kernel, which draws some forty times as fast: number of ids over all sessions of a pass."""
+"""The same for a kernel, which draws 15 to 40 times as fast: number of ids over all of a pass's sessions."""
 _LIKELY = 0.3
 """Least survival of a drafted node at a depth whose noise is drawn ahead."""
 
@@ -53,6 +53,8 @@ class NoiseAhead:
 
     def __init__(self, vocabulary_size: int) -> None:
         self._vocabulary_size = vocabulary_size
+        self._asked = False
+        """Whether the last request asked for noise, some of which may not be drawn yet."""
         self._requests: SimpleQueue[Sequence[Wanted] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="noise", daemon=True)
 
@@ -66,8 +68,10 @@ class NoiseAhead:
         What a kernel draws sooner than it can be handed over is left to the engine's thread.
         """
         least = 1 if current_kernel() is None else LEAST_FOR_KERNEL
-        if len(wanted) * self._vocabulary_size >= least:
-            self._requests.put(wanted)
+        is_worth = len(wanted) * self._vocabulary_size >= least
+        if is_worth or self._asked:
+            self._requests.put(wanted if is_worth else ())
+        self._asked = is_worth
 
     def stop(self, timeout_s: float) -> bool:
         """Ends the thread after the position that it draws; returns whether it ended in time."""
@@ -90,7 +94,7 @@ class NoiseAhead:
 
 def _in_turn(wanted: Sequence[Wanted]) -> Iterable[tuple[NoiseRows, int]]:
     """Every session's first position, then every session's second one, and so on."""
-    for turn in range(max(len(positions) for _, positions in wanted)):
+    for turn in range(max([len(positions) for _, positions in wanted], default=0)):
         for rows, positions in wanted:
             if turn < len(positions):
                 yield rows, positions[turn]

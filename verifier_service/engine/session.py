@@ -147,11 +147,9 @@ class Session:
 
     @property
     def noise(self) -> NoiseRows | None:
-        """Noise of the session's positions, which another thread may draw ahead; None: that gains nothing.
-
-        Under a top-k a kernel draws the noise of the ids that are left, and of no others.
-        """
-        few = self._params.top_k > 0 and current_kernel() is not None
+        """Noise of the session's positions, which another thread may draw ahead; None: that gains nothing."""
+        # Under a small top-k a kernel draws the noise of the ids that are left, and of no others.
+        few = 0 < self._params.top_k <= self._vocabulary_size // 64 and current_kernel() is not None
         return None if self._params.greedy or self.judges_draws or few else self._noise
 
     @property

@@ -5,13 +5,13 @@
 
 #pragma once
 
-#include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #ifdef __AVX512F__
 #include <immintrin.h>
+
+#include <algorithm>
+#include <chrono>
 #endif
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "leads are copied as they lie in memory");
@@ -163,7 +163,11 @@ void draw_leads(const Philox& noise, uint64_t position, int64_t count, uint16_t*
   if (in_vectors) drawn = draw_in_vectors(noise, position, blocks, out);
 #endif
   draw_singly(noise, position, drawn, blocks, out);
-  for (int64_t id = IDS * blocks; id < count; ++id) out[id] = noise.lead(position, (uint64_t)id);
+  if (count % IDS) {
+    uint64_t words[4];
+    noise.block((uint64_t)blocks, position, 0, words);
+    std::memcpy(out + IDS * blocks, words, 2 * (count % IDS));
+  }
 }
 
 }  // namespace

@@ -31,7 +31,9 @@ log = logging.getLogger(__name__)
 
 _HERE = Path(__file__).parent
 _LIBRARY = LibrarySource(
-    sources=(_HERE / "row_kernel.cpp", _HERE / "row_processing.hpp", _HERE / "philox.hpp"),
+    sources=tuple(
+        _HERE / name for name in ("row_kernel.cpp", "row_processing.hpp", "row_sums.hpp", "philox.hpp")
+    ),
     # A fused product and sum has other bits than the rule's two operations.
     flags=("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-psabi"),
     name="row_kernel.so",

@@ -6,19 +6,20 @@ are exempt once a service has loaded, and again after each full collection that 
 freed as usual when nothing refers to it. Only cycles of exempt objects, and what they refer to, stay until a
 collection without exemptions, after which everything is exempt again. That collection waits until the process
 uses little of a core. A Python that collects in small increments has no long collections to exempt anything.
-Collections of young objects are short, but an engine of many sessions would have several in a step. So more
-objects have to come before each of them.
+Collections of young objects are short, but an engine of many sessions would have several in a step. So they
+come less often.
 """
 
 import asyncio
 import gc
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any
 
 YOUNG = 10_000
-"""Number of new objects after which young ones are collected. With Python's own 700 a step of 32 sessions has
-three collections, and nearly all that they look at is gone behind the step."""
+"""Number of new objects after which young ones are collected. With the 700 of Python 3.11 and 3.12 a step of
+32 sessions has three collections, and nearly all that they look at is gone behind the step."""
 LONG_S = 0.01
 """Processor seconds of a full collection after which its survivors are exempt."""
 LOOK_S = 10.0
@@ -58,6 +59,32 @@ class ThawSchedule:
         return since >= THAW_BUSY_S or (since >= THAW_S and used <= IDLE * passed)
 
 
+class _YoungObjects:
+    """How often young objects are collected: seldom while any of the process's services serves."""
+
+    def __init__(self) -> None:
+        self._services = 0
+        self._before = gc.get_threshold()
+
+    def collect_seldom(self) -> None:
+        """One more service serves. A higher threshold of the process's owner stays, and 0 for none at all."""
+        self._services += 1
+        if self._services == 1:
+            self._before = gc.get_threshold()
+            # From 3.14 on a collection of young objects also looks at old ones, in proportion to the former.
+            if 0 < self._before[0] < YOUNG and sys.version_info < (3, 14):
+                gc.set_threshold(YOUNG, *self._before[1:])
+
+    def collect_as_before(self) -> None:
+        """One service less serves."""
+        self._services -= 1
+        if not self._services:
+            gc.set_threshold(*self._before)
+
+
+_YOUNG_OBJECTS = _YoungObjects()
+
+
 class GcPauses:
     """Exempts the survivors of long collections, from `start` on, until `stop`."""
 
@@ -65,13 +92,11 @@ class GcPauses:
         self._began_s = 0.0
         self._schedule: ThawSchedule
         self._timer: asyncio.TimerHandle | None = None
-        self._thresholds = gc.get_threshold()
 
     def start(self) -> None:
         """Exempts all objects that exist now; to be called on the running event loop."""
         freeze()
-        self._thresholds = gc.get_threshold()
-        gc.set_threshold(YOUNG, *self._thresholds[1:])
+        _YOUNG_OBJECTS.collect_seldom()
         self._schedule = ThawSchedule(time.monotonic(), time.monotonic(), time.process_time())
         gc.callbacks.append(self._collecting)
         self._look_later()
@@ -82,7 +107,7 @@ class GcPauses:
             self._timer.cancel()
             self._timer = None
             gc.callbacks.remove(self._collecting)
-            gc.set_threshold(*self._thresholds)
+            _YOUNG_OBJECTS.collect_as_before()
 
     def _collecting(self, phase: str, info: dict[str, Any]) -> None:
         """The collector calls this before and after each collection, in the thread that collects."""

@@ -36,6 +36,8 @@ def test_another_orchestrator_is_asked_at_once_and_each_further_one_behind_a_pau
     assert several.again(LOST, CompletionBuilder(), now=0.1) == PAUSE_S
     several.answered()
     assert several.again(LOST, CompletionBuilder(), now=5.0) == 0.0, "of another loss"
+    several.answered()
+    assert several.again(LOST, CompletionBuilder(), now=5.1) == PAUSE_S, "the attempt was lost at once"
     assert alone.again(LOST, CompletionBuilder(), now=0.0) == PAUSE_S
 
 
