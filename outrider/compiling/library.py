@@ -1,6 +1,7 @@
 """A small library of our own C++: compiled once for each processor, kept in the cache folder."""
 
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +13,15 @@ from outrider.compiling.toolchain import find_compiler, processor_flags
 KERNELS = "kernels"
 """Folder of these libraries' packages below the cache folder."""
 
+_INCLUDED = re.compile(r'^#include "(.+)"', re.MULTILINE)
 _LIMITS = BuildLimits(seconds=120.0, megabytes=256)
 
 
 @dataclass(frozen=True, slots=True)
 class LibrarySource:
-    """What a library is made of: sources, of which the first is compiled, flags of g++, the file's name."""
+    """What a library is made of: the source that is compiled, flags of g++, the file's name."""
 
-    sources: tuple[Path, ...]
+    source: Path
     flags: tuple[str, ...]
     name: str
 
@@ -31,8 +33,7 @@ class LibrarySource:
         compiler = find_compiler()
         if compiler is None:
             raise CompileFailed("there is no C++ compiler (g++) on the PATH; install one")
-        texts = [source.read_text() for source in self.sources]
-        parts = [*texts, compiler, " ".join(self.flags), processor_flags()]
+        parts = [*texts_of(self.source), compiler, " ".join(self.flags), processor_flags()]
         key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
         store = PackageStore(cache_dir / KERNELS)
         found = store.find(key)
@@ -49,4 +50,17 @@ class LibrarySource:
 
 def compile_command(library: LibrarySource, compiler: str, folder: Path) -> list[str]:
     """The command that compiles a library into ``folder`` for this processor."""
-    return [compiler, *library.flags, str(library.sources[0]), "-o", str(folder / library.name)]
+    return [compiler, *library.flags, str(library.source), "-o", str(folder / library.name)]
+
+
+def texts_of(source: Path) -> list[str]:
+    """The text of a source, then of each header beside it that it includes, directly or by another."""
+    texts = {source: source.read_text()}
+    left = [source]
+    for file in left:
+        for name in _INCLUDED.findall(texts[file]):
+            header = file.with_name(name)
+            if header not in texts:
+                texts[header] = header.read_text()
+                left.append(header)
+    return list(texts.values())

@@ -16,7 +16,7 @@ from outrider.compiling.store import CompileFailed
 from retrieval_service.past.python_index import READ, PositionIndex, PythonIndex
 
 _SOURCE = LibrarySource(
-    sources=(Path(__file__).with_name("past_index.cpp"),),
+    source=Path(__file__).with_name("past_index.cpp"),
     flags=("-std=c++17", "-O2", "-march=native", "-fPIC", "-shared"),
     name="past_index.so",
 )

@@ -23,11 +23,7 @@ from outrider.lm.heads.pair_head import PairHead
 from outrider.lm.kv.pool import Run
 from speculative.errors import EmptySupport
 
-HEAD_LIBRARY = torch_library(
-    "head_kernel",
-    *("head_kernel.cpp", "head_layer.hpp", "head_ranking.hpp"),
-    *("slot_attention.hpp", "panel_product.hpp", "helpers.hpp"),
-)
+HEAD_LIBRARY = torch_library("head_kernel")
 _FEW = 16
 """The most pairs that are written without handing the interpreter to other threads: to write these takes
 less time than to get the interpreter back."""

@@ -29,11 +29,8 @@ from speculative.sampling_kernel import current_kernel, use_kernel
 
 log = logging.getLogger(__name__)
 
-_HERE = Path(__file__).parent
 _LIBRARY = LibrarySource(
-    sources=tuple(
-        _HERE / name for name in ("row_kernel.cpp", "row_processing.hpp", "row_sums.hpp", "philox.hpp")
-    ),
+    source=Path(__file__).with_name("row_kernel.cpp"),
     # A fused product and sum has other bits than the rule's two operations.
     flags=("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-psabi"),
     name="row_kernel.so",

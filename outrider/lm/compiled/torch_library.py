@@ -10,10 +10,10 @@ _HERE = Path(__file__).parent
 _TORCH = Path(torch.__file__).parent
 
 
-def torch_library(name: str, *sources: str) -> LibrarySource:
-    """A library of sources in this folder, of which the first is compiled."""
+def torch_library(name: str) -> LibrarySource:
+    """The library of the source of this name in this folder."""
     return LibrarySource(
-        sources=tuple(_HERE / source for source in sources),
+        source=_HERE / f"{name}.cpp",
         flags=(
             *("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-Wno-psabi"),
             f"-DOUTRIDER_TORCH={torch.__version__}",  # another torch has other headers: compile again

@@ -16,7 +16,7 @@ from outrider.lm.compiled.torch_library import torch_library
 from outrider.lm.weight_only.packing import PackedWeight
 from speculative.errors import InvalidRequest
 
-_LIBRARY = torch_library("weight_only_kernel", "weight_only_kernel.cpp", "panel_product.hpp")
+_LIBRARY = torch_library("weight_only_kernel")
 _INSTRUCTIONS = "avx512f"
 """Instructions that the kernel is measured with: the widening of bfloat16 and int8 to 16 floats at a time."""
 

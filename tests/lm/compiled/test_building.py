@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from outrider.compiling.building import BuildLimits
+from outrider.compiling.library import texts_of
 from outrider.compiling.store import CompileFailed, PackageStore
 from outrider.lm.compiled.building import build
 from outrider.lm.compiled.child import PACKAGE, unpack_library
@@ -114,3 +115,13 @@ def test_the_models_library_is_taken_out_of_its_archive(tmp_path: Path) -> None:
 def test_a_model_that_calls_operators_of_torchs_loader_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"its passes call torch\.ops\.aten\.nonzero\.default, which is"):
         unpack_library(archive_of(tmp_path, ("torch.ops.aten.nonzero.default",)), tmp_path / PACKAGE)
+
+
+def test_a_library_s_texts_are_its_source_and_every_header_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "a.cpp").write_text('#include <vector>\n#include "b.hpp"\nint a;\n')
+    (tmp_path / "b.hpp").write_text('#pragma once\n#include "c.hpp"\n#include "b.hpp"\n')
+    (tmp_path / "c.hpp").write_text("int c;\n")
+    (tmp_path / "other.hpp").write_text("int other;\n")
+
+    texts = texts_of(tmp_path / "a.cpp")
+    assert [text.splitlines()[-1] for text in texts] == ["int a;", '#include "b.hpp"', "int c;"]
