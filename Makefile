@@ -1,6 +1,6 @@
 # `make` says what there is. Everything is set up on first use, in .venv; .venv-proto holds the stub generator.
 
-PYTHON_PACKAGES := $(wildcard speculative outrider verifier_service drafter_service retrieval_service orchestrator training)
+PYTHON_PACKAGES := $(wildcard speculative outrider verifier_service drafter_service retrieval_service orchestrator training benchmarks)
 BENCH ?= offline
 SEEDS ?= 100000
 SEED ?= 0

@@ -38,7 +38,7 @@ from speculative.params import SamplingParams
 TEMPERATURES = (0.0, 0.8)
 QUANTISED = ("q8_0", "q4_0")
 """llama.cpp's formats of 8 and 4 bits a weight, beside float32."""
-COLD = {"OUTRIDER_VERIFIER__PREFIX_CACHE": "false"}
+COLD: dict[str, Any] = {"OUTRIDER_VERIFIER__PREFIX_CACHE": "false"}
 SERVER_FLAGS = ("--ctx-size", "2048", "--cache-ram", "0")
 PLENTY = 1 << 30
 """Credits: a replay is not to end for want of credits."""

@@ -289,7 +289,9 @@ class LlamaPasses:
 
     def measure(self, repeats: int) -> None:
         """Times each pass `repeats` times; does nothing without a program or files."""
-        for end, file in self._files.items() if self._program else ():
+        if self._program is None:
+            return
+        for end, file in self._files.items():
             found = pass_times(self._program, file, ROWS, CONTEXT, self._threads, repeats)
             for rows, spent in found.items():
                 self._times.setdefault(f"{LLAMA}{end}_{rows}", []).extend(spent)

@@ -122,7 +122,7 @@ def main() -> None:
         redis = RedisProcess(held.enter_context(reserved_address()))
         held.callback(redis.stop, 5.0)
         redis.wait_ready()
-        variables = {
+        variables: dict[str, Any] = {
             "OUTRIDER_ORCHESTRATOR__STORE": "redis",
             "OUTRIDER_ORCHESTRATOR__REDIS_URL": f"redis://{redis.address}",
             "OUTRIDER_VERIFIER__MAX_SESSIONS": str(settings.parked + 2 * UNCOUNTED),

@@ -65,9 +65,7 @@ def lookup_figures(repeats: int) -> dict[str, float]:
         # An id that the documents lack ends the match at this length.
         session = [VOCABULARY, *parts[3][end - length : end].tolist()]
         assert text.match(session)[1] >= length
-        found[str(length)] = spent_ms(
-            lambda ids=session: text.lookup(ids, node_limit=NODES, depth=DEPTH), repeats
-        )
+        found[str(length)] = spent_ms(partial(text.lookup, session, node_limit=NODES, depth=DEPTH), repeats)
     return found
 
 
@@ -85,9 +83,13 @@ def full_trie() -> CountedTrie:
 def tree_figures(repeats: int) -> dict[str, float]:
     """Ms of a draft's tree from one memory's trie of NODES nodes, by mode; each time at another place."""
     found, trust, places = {1: FoundTrie("past", full_trie())}, TrustBook().session(""), count(100)
+
+    def tree(sampling: Sampling | None) -> JointTree:
+        return JointTree(found, trust, sampling, SHAPE, BOUNDS)
+
     return {
-        mode: spent_ms(lambda at=at: JointTree(found, trust, at(), SHAPE, BOUNDS), repeats)
-        for mode, at in (("greedy", lambda: None), ("sampled", lambda: Sampling(7, next(places))))
+        "greedy": spent_ms(lambda: tree(None), repeats),
+        "sampled": spent_ms(lambda: tree(Sampling(7, next(places))), repeats),
     }
 
 
@@ -95,7 +97,7 @@ class CallCounter(TorchDispatchMode):
     """Counts the operators that torch runs while it is entered."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -115,7 +115,8 @@ def choices(
     if temperature:
         noise = [gumbel(seed, row + 1, lm.vocabulary_size) for row in wanted]
         scores = scores / temperature + np.stack(noise)
-    return scores.argmax(-1)
+    chosen: np.ndarray = scores.argmax(-1)
+    return chosen
 
 
 def other_ids(
@@ -147,7 +148,9 @@ def streams(flags: argparse.Namespace, cache_dir: Path) -> tuple[dict[str, Any],
             for arm in ARMS if seed % 2 else reversed(ARMS):
                 runs[arm].append(engines[arm].decode([prompt], flags.tokens, params, seed))
         plain = runs[Arm("float32", False)]
-        texts = [((*prompt, *one.ids[0]), len(prompt)) for prompt, one in zip(prompts, plain, strict=True)]
+        texts: list[tuple[Sequence[int], int]] = [
+            ((*prompt, *one.ids[0]), len(prompt)) for prompt, one in zip(prompts, plain, strict=True)
+        ]
         changed = other_ids(engines, texts, temperature)
         found[mode] = {weights: figures(weights, runs, changed[weights]) for weights in FORMATS}
     return found, {weights: engines[Arm(weights, False)].target for weights in FORMATS}
@@ -186,7 +189,7 @@ def wide_models(flags: argparse.Namespace, cache_dir: Path) -> dict[str, PackedL
     """A random Llama of --width by format, loaded as a service does."""
     with tempfile.TemporaryDirectory(prefix="outrider-wide-") as folder:
         model, _ = build(LAYERS, flags.width)
-        model.to(torch.bfloat16).save_pretrained(folder)
+        model.bfloat16().save_pretrained(folder)
         del model
         found = {
             weights: PackedLM.load(folder, weight_dtype=weight_dtype(weights), kv_mb=256, cache_dir=cache_dir)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -18,12 +18,15 @@ from benchmarks.chaos.device import DeviceCall, DeviceFault, first_difference_of
 from benchmarks.chaos.stream_figures import StreamRecord
 from outrider.client.async_client import AsyncClient, AsyncStream
 from outrider.client.endpoints import addresses_in, ping_patience_ms
-from outrider.client.options import build_request
+from outrider.client.options import Options, build_request
 from outrider.client.resuming import Resuming
 from outrider.v1 import common_pb2, explain_pb2, generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationStub
 from outrider.wire.channel import open_channel
 from speculative.errors import OutriderError
+
+if TYPE_CHECKING:
+    from outrider.v1.generation_pb2_grpc import GenerationAsyncStub  # a name of the type stubs only
 
 TWIN_S = 5.0
 """Seconds that the second of two streams of one request may outlive the first."""
@@ -59,7 +62,7 @@ class GoldenConversation:
     """The whole prompt of each turn, earlier turns included."""
     golden: tuple[tuple[tuple[int, ...], ...], ...]
     """The golden ids by turn, then by choice."""
-    options: dict[str, Any]
+    options: Options
     device: bool
     """Whether the client's device drafts along."""
 
@@ -149,10 +152,10 @@ class RepeatedStreams:
         """`addresses` names all orchestrators. Use in one event loop, and call `close` at the end."""
         several = addresses_in(addresses)
         self._channels = [open_channel(each, patience_ms=ping_patience_ms(several)) for each in several]
-        self._stubs = [GenerationStub(channel) for channel in self._channels]
+        self._stubs: list[GenerationAsyncStub] = [GenerationStub(channel) for channel in self._channels]
         self._conversations = conversations
         self._began = time.monotonic()
-        self._stopping = False
+        self._stopping = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.device_faults: Counter[str] = Counter()
         """How often each fault of a device happened."""
@@ -180,7 +183,7 @@ class RepeatedStreams:
 
     async def finish(self) -> None:
         """Begins no further stream and returns when all have ended, or after LAST_STREAM_S seconds."""
-        self._stopping = True
+        self._stopping.set()
         _, late = await asyncio.wait(self._tasks, timeout=LAST_STREAM_S)
         for task in late:
             task.cancel()
@@ -188,7 +191,7 @@ class RepeatedStreams:
 
     async def close(self) -> None:
         """Cancels the streams that still run and closes the connections."""
-        self._stopping = True
+        self._stopping.set()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -198,19 +201,19 @@ class RepeatedStreams:
     async def _repeat(self, number: int) -> None:
         conversation = self._conversations[number]
         lap = 0
-        while not self._stopping:
+        while not self._stopping.is_set():
             for turn, prompt in enumerate(conversation.prompts):
-                if self._stopping:
+                if self._stopping.is_set():
                     return
                 record = StreamRecord(f"{number}.{turn}/{lap}", len(prompt), self.now())
                 self.records.append(record)
-                request = conversation.options | {"ids": prompt, "session": f"chaos-{number}-{lap}"}
+                request: Options = {**conversation.options, "ids": prompt, "session": f"chaos-{number}-{lap}"}
                 drafted = (*prompt, *conversation.golden[turn][0]) if conversation.device else None
                 await self._stream(record, request, number + lap, drafted)
             lap += 1
 
     async def _stream(
-        self, record: StreamRecord, options: dict[str, Any], first: int, drafted: Sequence[int] | None
+        self, record: StreamRecord, options: Options, first: int, drafted: Sequence[int] | None
     ) -> None:
         """Runs one stream to its end and records its outcome.
 
@@ -238,7 +241,7 @@ class RepeatedStreams:
 
         try:
             resuming = Resuming(request, len(self._stubs), RETRY_S, first)
-            async with AsyncStream(ask, resuming, options.get("n", 1)) as stream:
+            async with AsyncStream(ask, resuming, options.get("n") or 1) as stream:
                 completion = await stream.completion()
             record.completion = [choice.ids for choice in completion.choices]
             record.recoveries = completion.usage.recoveries
@@ -260,7 +263,9 @@ class RepeatedStreams:
         finally:
             call.cancel()
 
-    async def _ask_reading_times(self, record: StreamRecord, session: str, stub: GenerationStub) -> None:
+    async def _ask_reading_times(
+        self, record: StreamRecord, session: str, stub: "GenerationAsyncStub"
+    ) -> None:
         """Records how long each verifier that took the stream over took to read its tokens."""
         for switch in record.switches:
             key = common_pb2.SessionKey(tenant="default", session=session, choice=switch.choice)

@@ -101,7 +101,8 @@ class Comparison:
         return await drive(endpoint, path, bodies, concurrency, self._settings.timeout_s)
 
     def _requests(self, concurrency: int) -> int:
-        return max(self._settings.requests, concurrency)
+        requests: int = self._settings.requests
+        return max(requests, concurrency)
 
     def _is_measured(self, name: str) -> bool:
         return all(

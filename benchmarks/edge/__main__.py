@@ -21,7 +21,7 @@ from outrider.edge.backends import DraftModel, open_model
 from outrider.edge.controller import WINDOW
 from outrider.edge.latency_model import Conditions, Mode, best_window, predict, window_of_a_pass
 
-COLD = {"OUTRIDER_VERIFIER__PREFIX_CACHE": "false"}  # every arm repeats the prompts
+COLD: dict[str, Any] = {"OUTRIDER_VERIFIER__PREFIX_CACHE": "false"}  # every arm repeats the prompts
 SLOWER = 1.05
 """Times the cloud's time per token that the automatic arm may take."""
 

@@ -20,7 +20,7 @@ from benchmarks.shared.envelope import add_pair, command_line, module_command, p
 from benchmarks.shared.heldout import load_prompts
 from benchmarks.shared.services import HelperProcess, UpServices
 
-COLD = {"OUTRIDER_VERIFIER__PREFIX_CACHE": "false"}
+COLD: dict[str, Any] = {"OUTRIDER_VERIFIER__PREFIX_CACHE": "false"}
 NEVER_S = 3600.0
 """Seconds until the fake verifier gives an idle stream a token."""
 
@@ -54,7 +54,8 @@ async def _both(
     """Runs without and with devices in turn; the first run gives the devices their ids."""
     first = await run_load(services, requests, None)
     golden = [(*request.prompt, *ids) for request, ids in zip(requests, first.ids, strict=True)]
-    plain, drafted = [], []
+    plain: list[LoadRun] = []
+    drafted: list[LoadRun] = []
     for repeat in range(repeats):
         for with_devices in (False, True) if repeat % 2 else (True, False):
             run = await run_load(services, requests, golden if with_devices else None)

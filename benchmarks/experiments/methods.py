@@ -50,14 +50,15 @@ def in_mode(pair: ModelPair, engine: MeteredEngine, mode: str) -> dict[str, Any]
     """The figures of one method in one mode."""
     params, tokens = MODES[mode], pair.scale.tokens
     done = [engine.decode([prompt], tokens, params, seed) for seed, prompt in enumerate(pair.prompts)]
-    rounds = sum(each.rounds for each in done)
-    accepted = sum(sum(each.accepted.values()) for each in done)
+    rounds = sum(each.counts.rounds for each in done)
+    nodes = sum(each.counts.nodes for each in done)
+    accepted = sum(sum(each.counts.accepted.values()) for each in done)
     return {
         "identical": pair.are_plain(params.temperature, [each.ids[0] for each in done]),
         "acceptance_length": round(sum(len(each.counted) for each in done) / rounds, 3),
         "draft_ms": round(1000 * sum(each.drafting_s for each in done) / rounds, 4),
         "round_ms": round(1000 * sum(each.seconds for each in done) / rounds, 4),
-        "nodes_per_accepted": round(sum(each.nodes for each in done) / accepted, 3) if accepted else None,
+        "nodes_per_accepted": round(nodes / accepted, 3) if accepted else None,
     }
 
 

@@ -176,9 +176,8 @@ def lookup_accepts(text: Truth, most: int) -> list[tuple[int, int]]:
     while place < len(text.ids):
         drafted = own.draft(most).tokens
         rest = text.ids[place:]
-        accepted = leading(
-            lambda at, drafted=drafted, rest=rest: drafted[at] == rest[at], min(len(drafted), len(rest) - 1)
-        )
+        right = [token == wanted for token, wanted in zip(drafted, rest[:-1], strict=False)]
+        accepted = leading(right.__getitem__, len(right))
         rounds.append((len(drafted), accepted))
         for token in rest[: accepted + 1]:
             own.append(token)

@@ -55,8 +55,8 @@ def steps(pair: ModelPair, method: str, temperature: float, proposer: BatchedPro
     runs = [
         engine.decode([prompt], pair.scale.tokens, params, seed) for seed, prompt in enumerate(pair.prompts)
     ]
-    rounds = sum(run.rounds for run in runs)
-    rows = 1 + sum(run.nodes + run.scouts for run in runs) / rounds
+    rounds = sum(run.counts.rounds for run in runs)
+    rows = 1 + sum(run.counts.nodes + run.counts.scouts for run in runs) / rounds
     per_step = sum(len(run.counted) for run in runs) / rounds
     return {
         "method": method,

@@ -26,7 +26,8 @@ def rounded_rows(bits: int) -> Change:
 
     def change(matrix: torch.Tensor) -> torch.Tensor:
         scale = matrix.abs().amax(1, keepdim=True).clamp(min=1e-12) / most
-        return (matrix / scale).round().clamp(-most, most) * scale
+        rounded: torch.Tensor = (matrix / scale).round().clamp(-most, most) * scale
+        return rounded
 
     return change
 

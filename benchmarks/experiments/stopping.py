@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from operator import mul
 from typing import Any
@@ -71,7 +72,7 @@ def chains_of(lm: PackedLM, text: Truth) -> list[list[Any]]:
             ((token, estimate),) = ranker.children(HostDigest(row), places[at] + depth, ())
             log_q = log_softmax(row)
             values = (estimate, float(np.exp(log_q[token])), float(-(np.exp(log_q) * log_q).sum()))
-            for column, value in zip(columns[at], values, strict=False):
+            for column, value in zip(columns[at][:3], values, strict=True):
                 column.append(round(value, 5))
             columns[at][3].append(token)
             fresh[at] = [token]
@@ -89,6 +90,11 @@ def chains_of(lm: PackedLM, text: Truth) -> list[list[Any]]:
 def fixed(length: int) -> Callable[[], "Rule"]:
     """Always the same length."""
     return lambda: Rule(lambda chain: length)
+
+
+def of_length(length: int, cost: float) -> "Rule":
+    """The rule of a fixed length, whatever drafting costs."""
+    return fixed(length)()
 
 
 def below(threshold: float, column: str) -> Callable[[], "Rule"]:
@@ -202,13 +208,13 @@ class BudgetRule(Rule):
 
         def pays(at: int) -> bool:
             row = pass_cost(at + 2) - pass_cost(at + 1)
-            return chances[at] > (self._cost + row) * self._rate
+            return bool(chances[at] > (self._cost + row) * self._rate)
 
         return leading(pays, DEPTH)
 
 
 RULES: Mapping[str, Callable[[float], Rule]] = {
-    **{f"fixed {length}": (lambda cost, length=length: fixed(length)()) for length in range(1, DEPTH + 1)},
+    **{f"fixed {length}": partial(of_length, length) for length in range(1, DEPTH + 1)},
     "heuristic": lambda cost: HeuristicRule(),
     "confidence .4": lambda cost: below(0.4, "probability")(),
     "product .3": lambda cost: product_below(0.3)(),

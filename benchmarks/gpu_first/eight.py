@@ -163,7 +163,7 @@ def _kernels(machine: Machine, once: Callable[[], Any]) -> dict[str, Any]:
 
 
 def _on_device(event: Any) -> bool:
-    return event.device_type == torch.autograd.DeviceType.CUDA
+    return bool(event.device_type == torch.profiler.DeviceType.CUDA)
 
 
 def _is_large(name: str) -> bool:

@@ -164,8 +164,12 @@ def graph_nodes(machine: Machine) -> Results:
     from benchmarks.gpu_first.dependent_launch import add_one
 
     for early in (False, True):
-        chained = _replayed(machine, lambda early=early: [add_one(small, early) for _ in range(nodes)])
-        ms = median(machine.device.times_ms(chained, machine.repeats))
+
+        def chained(early: bool = early) -> None:
+            for _ in range(nodes):
+                add_one(small, early)
+
+        ms = median(machine.device.times_ms(_replayed(machine, chained), machine.repeats))
         yield f"triton_nodes_early_{early}", {"us_per_node": round(ms * 1e3 / nodes, 3)}
 
 

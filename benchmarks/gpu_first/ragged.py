@@ -37,7 +37,8 @@ def sdpa(machine: Machine) -> Results:
     for cudnn in (False, True):
         torch.backends.cuda.enable_cudnn_sdp(cudnn)
         for rows in (1, 17):
-            first, second = [], []
+            first: list[float] = []
+            second: list[float] = []
             for length in LENGTHS[:3] if machine.tiny else LENGTHS:
                 keys = torch.randn(1, size.key_heads, length, size.head_width, device=machine.name)
                 keys = keys.to(machine.dtype)

@@ -23,7 +23,7 @@ import grpc.aio
 
 from benchmarks.shared.standin_server import serve_until_stdin_ends
 from outrider.tokens import TokenTable
-from outrider.v1 import common_pb2
+from outrider.v1 import common_pb2, explain_pb2
 from outrider.v1 import verifier_pb2 as pb
 from outrider.v1.verifier_pb2_grpc import VerifierServicer, add_VerifierServicer_to_server
 from outrider.wire.channel import server_options
@@ -67,6 +67,10 @@ class FakeVerifier(VerifierServicer):
             numerics="fake",
             request_fields=REQUEST_FIELDS,
         )
+
+    async def Explain(self, request: Any, context: Any) -> explain_pb2.ExplainResponse:
+        """Knows no session's rounds."""
+        return explain_pb2.ExplainResponse()
 
     async def Tokenizer(self, request: Any, context: Any) -> AsyncIterator[pb.TokenizerChunk]:
         data = self._table.to_json().encode()

@@ -146,7 +146,8 @@ def a_wrong_message_is_refused(model: str) -> Steps:
     loop = {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}}
     error = yield say(model, tools=[{"name": "f", "input_schema": loop}])
     assert isinstance(error, anthropic.BadRequestError)
-    assert error.body["error"]["type"] == "invalid_request_error"
-    assert "tools[0].input_schema.properties.a" in error.body["error"]["message"]
+    body: Any = error.body
+    assert body["error"]["type"] == "invalid_request_error"
+    assert "tools[0].input_schema.properties.a" in body["error"]["message"]
     error = yield say("nobody")
     assert isinstance(error, anthropic.NotFoundError)

@@ -11,7 +11,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any
+from typing import Any, cast
 
 import openai
 from pydantic import BaseModel
@@ -81,14 +81,14 @@ async def play_async(
 
 
 def _called(client: Any, call: Call) -> Any:
-    made = reduce(getattr, call.path.split("."), client)(**call.arguments)
+    made: Any = reduce(getattr, call.path.split("."), client)(**call.arguments)
     if helper := STREAM_HELPERS.get(call.path):
         with made as stream:
             return [event.type for event in stream], getattr(stream, helper)()
     if not isinstance(made, Iterator):
         return made
     events = []
-    with made:
+    with cast(Any, made):
         for event in made:
             events.append(event)
             if len(events) == call.leave_after:
@@ -105,7 +105,7 @@ async def _awaited(client: Any, call: Call) -> Any:
     if not isinstance(made, AsyncIterator):
         return made
     events = []
-    async with made:
+    async with cast(Any, made):
         async for event in made:
             events.append(event)
             if len(events) == call.leave_after:
@@ -272,7 +272,7 @@ def ends_may_be_held_back_and_added(model: str) -> Steps:
 
 @scenario
 def speculation_changes_nothing(model: str) -> Steps:
-    asked = {"max_tokens": 40, "temperature": 0.8, "seed": 3}
+    asked: dict[str, Any] = {"max_tokens": 40, "temperature": 0.8, "seed": 3}
     texts = set()
     for control in ({}, {"enabled": False}, {"nodes": 2}, {"sources": ["lookup"]}, {"learn": False}):
         answer = yield text(model, **asked, extra_body={"speculation": control})
@@ -461,8 +461,10 @@ def what_is_out_of_range_is_refused_by_name(model: str) -> Steps:
 
 @scenario
 def what_is_not_supported_is_refused_by_name(model: str) -> Steps:
-    for name, value in {"modalities": ["audio"], "reasoning_effort": "low"}.items():
-        error = yield chat(model, **{name: value})
+    refusals: list[dict[str, Any]] = [{"modalities": ["audio"]}, {"reasoning_effort": "low"}]
+    for more in refusals:
+        error = yield chat(model, **more)
+        (name,) = more
         refused(error, openai.BadRequestError, name)
     error = yield text(model, suffix="x")
     refused(error, openai.BadRequestError, "suffix")

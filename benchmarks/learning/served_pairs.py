@@ -17,12 +17,12 @@ from benchmarks.shared.services import UpServices, paused
 from outrider.client import Client
 
 FROZEN, LEARNING = "frozen", "learning"
-COLD = {"OUTRIDER_VERIFIER__PREFIX_CACHE": "false"}  # both arms ask the same requests
+COLD: dict[str, Any] = {"OUTRIDER_VERIFIER__PREFIX_CACHE": "false"}  # both arms ask the same requests
 _LESSONS = "outrider_drafter_lessons_total"
 _PAUSED_S = "outrider_drafter_lessons_paused_seconds_total"
 
 
-def learning_settings(folder: Path, every: int) -> dict[str, str]:
+def learning_settings(folder: Path, every: int) -> dict[str, Any]:
     """Variables with which `outrider up` starts a drafter that learns from every tenant.
 
     Args:
@@ -53,7 +53,7 @@ def served_pairs(
     """
     runs: list[TimedRun] = []
     with (
-        UpServices(*models, **COLD, **learning_settings(folder, every)) as learning,
+        UpServices(*models, **(COLD | learning_settings(folder, every))) as learning,
         UpServices(*models, **COLD) as frozen,
         Client(learning.address) as learning_client,
         Client(frozen.address) as frozen_client,

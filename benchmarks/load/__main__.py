@@ -20,13 +20,13 @@ from benchmarks.shared.heldout import load_prompts
 from benchmarks.shared.services import UpServices
 
 ARMS = ("plain", "fixed", "budget")
-COLD = {"OUTRIDER_VERIFIER__PREFIX_CACHE": "false"}  # every arm repeats the prompts
+COLD: dict[str, Any] = {"OUTRIDER_VERIFIER__PREFIX_CACHE": "false"}  # every arm repeats the prompts
 WHOLE = {"OUTRIDER_VERIFIER__PREFILL_CHUNK": "8192", "OUTRIDER_VERIFIER__PREFILL_STALL_MS": "1e9"}
 FIXED = {"OUTRIDER_VERIFIER__BUDGET": "fixed"}
 
 
 @contextmanager
-def running(models: tuple[str, str], **variables: dict[str, str]) -> Iterator[dict[str, UpServices]]:
+def running(models: tuple[str, str], **variables: dict[str, Any]) -> Iterator[dict[str, UpServices]]:
     """Running services by name, started in this order, each with its own environment variables."""
     with ExitStack() as held:
         by_name = {}

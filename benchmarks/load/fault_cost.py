@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.load.stream_batches import Arm, StreamBatches, as_timed_run
-from benchmarks.shared.figures import paired_ratio, same_ids
+from benchmarks.shared.figures import TimedRun, paired_ratio, same_ids
 from benchmarks.shared.services import UpServices, faulty_drafter, orchestrator, paused
 from outrider.client import Client
 
@@ -62,7 +62,8 @@ def _ratios(
     """Tokens/s over those of plain decoding, and how many times longer a forward took."""
     worst = (float("inf"), 1.0)
     for count in SESSIONS:
-        runs, forwards = [], {name: [] for name in arms}
+        runs: list[TimedRun] = []
+        forwards: dict[str, list[float]] = {name: [] for name in arms}
         for repeat in range(repeats):
             for name in sorted(arms, reverse=bool(repeat % 2)):
                 before = _forwards(services)

@@ -97,7 +97,9 @@ def _add_tensors(writer: GGUFWriter, target: Any, bfloat16: bool) -> None:
         stored = GGMLQuantizationType.BF16 if bfloat16 and values.ndim > 1 else None
         if stored is not None:
             values = quantize(values, stored)
-        writer.add_tensor(names.get_name(name, (".weight",)), values, raw_dtype=stored)
+        if (known := names.get_name(name, (".weight",))) is None:
+            raise SystemExit(f"llama.cpp has no name for the tensor {name}")
+        writer.add_tensor(known, values, raw_dtype=stored)
 
 
 def interleave_halves(weight: np.ndarray, heads: int) -> np.ndarray:

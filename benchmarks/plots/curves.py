@@ -169,7 +169,7 @@ def _scatter(title: str, figures: Mapping[str, Any]) -> Panel:
         for method, row in figures.items()
         if method != "plain"
     ]
-    end_ms = max(0.1, *(x for point in points for x in point.x)) * 1.1
+    end_ms = max(0.1, *(float(x) for point in points for x in point.x)) * 1.1
     most = max(y for point in points for y in point.y)
     lines = [
         Curve(f"{speed:g}x plain", (0.0, end_ms), (speed - 1, speed * (1 + end_ms / plain_ms) - 1), True)

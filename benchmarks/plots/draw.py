@@ -38,8 +38,11 @@ def draw(chart: Chart, file: Path | TextIO) -> None:
     from matplotlib.figure import Figure
 
     # Text stays text: small files, and words that can be searched.
-    small = {"svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"], "svg.hashsalt": "outrider"}
-    with matplotlib.rc_context({**small, "font.size": 9, "lines.linewidth": 1.2}):
+    small: Any = {
+        **{"svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"], "svg.hashsalt": "outrider"},
+        **{"font.size": 9, "lines.linewidth": 1.2},
+    }
+    with matplotlib.rc_context(small):
         figure = Figure(figsize=(PANEL_WIDTH * len(chart.panels), PANEL_HEIGHT), layout="constrained")
         figure.suptitle(chart.title, fontsize=8)
         row = figure.subplots(1, len(chart.panels), squeeze=False)[0]
@@ -102,9 +105,9 @@ def _draw_scatter(axes: Any, curves: Sequence[Curve]) -> None:
     """Points with their names, and lines from the left edge to where they leave the points' rectangle."""
     points = [curve for curve in curves if not curve.is_reference]
     top = 1.2 * max(0.1, *(y for curve in points for y in curve.y))
-    right = 1.1 * max(0.1, *(x for curve in points for x in curve.x))
+    right = 1.1 * max(0.1, *(float(x) for curve in points for x in curve.x))
     for line in (curve for curve in curves if curve.is_reference):
-        slope = (line.y[-1] - line.y[0]) / (line.x[-1] - line.x[0])
+        slope = (line.y[-1] - line.y[0]) / (float(line.x[-1]) - float(line.x[0]))
         end = min(right, (top - line.y[0]) / slope)
         axes.plot(line.x, line.y, "--", color="0.7", linewidth=0.8)
         axes.annotate(

@@ -6,7 +6,7 @@ choices are made on the same contexts, so the sampled share differs from the gre
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from outrider.lm.heads.published import load_head
 from speculative.noise import gumbel
 from training.heads.frozen import FrozenTarget
 from training.heads.look_ahead import TrainedLookAhead
-from training.heads.unrolled import layers_of, unrolled
+from training.heads.unrolled import TrainedHead, layers_of, unrolled
 
 TEMPERATURE = 0.8
 
@@ -42,12 +42,12 @@ def agreement(
     Returns:
         `greedy` and `sampled` by place, their ratio at the first place, and the number of contexts.
     """
-    head = load_head(HeadConfig.read(str(head_folder)), target.parts)
-    if isinstance(head, LookAheadEmbeddings):
-        head = TrainedLookAhead.trained(target, head)
-    head.eval()
-    counted = isinstance(head, MedusaHeads | HydraHeads | LookAheadEmbeddings)
-    depth = min(depth, len(head) if counted else depth)
+    loaded = load_head(HeadConfig.read(str(head_folder)), target.parts)
+    if isinstance(loaded, LookAheadEmbeddings):
+        loaded = TrainedLookAhead.trained(target, loaded)
+    head = cast(TrainedHead, loaded.eval())
+    if isinstance(head, MedusaHeads | HydraHeads | TrainedLookAhead):
+        depth = min(depth, len(head))
     equal = np.zeros((2, depth), dtype=np.int64)
     contexts = 0
     for seed, (text, start) in enumerate(zip(texts, prompts, strict=True)):

@@ -285,7 +285,7 @@ class MeteredEngine:
             sources=(),
             references=references,
         )
-        checker = StopChecker((), request.limit, (), None, ids, len(ids), 0)
+        checker = StopChecker(frozenset(), request.limit, (), None, ids, len(ids), 0)
         inside = frozenset(range(1, len(self._sources) + 1))
         sources = SourceSet(self._sources, inside, frozenset())
         width, known = self._target.vocabulary_size, self._reputations

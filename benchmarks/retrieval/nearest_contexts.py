@@ -22,6 +22,7 @@ import torch
 from benchmarks.retrieval.teacher_forced import WrittenPrompt, held_out_continuations
 from benchmarks.shared.envelope import MODELS
 from benchmarks.shared.heldout import held_out_records, tokenizer_of
+from outrider.lm.features import LAST
 from retrieval_service.dense.matching import DocumentText
 from speculative.lookup.suffix_automaton import SuffixAutomaton
 from training import corpus
@@ -159,7 +160,7 @@ def measure(settings: argparse.Namespace, folder: Path) -> dict[str, Any]:
     rows = ids[: settings.tokens // WINDOW * WINDOW].reshape(-1, WINDOW)
     target = FrozenTarget.load(str(settings.target), "cpu")
     folder.mkdir(parents=True, exist_ok=True)
-    features = features_of(target, rows, folder, lambda done, total: None)
+    features, _ = features_of(target, rows, (LAST,), folder, lambda done, total: None)
     text = DocumentText([row.astype(np.int32) for row in rows])
     places = places_of(
         target, text, held_out_continuations(settings.target, settings.prompts, settings.length)

@@ -215,25 +215,34 @@ def write_row(made: Sequence[Sequence[Added]], tokens: int, folder: Path) -> dic
     }
 
 
+def in_turn(some: Sequence[Added], storages: Sequence[Storage]) -> None:
+    """Appends each record to every storage in turn."""
+    for one in some:
+        for files in storages:
+            files.append([one])
+
+
 def many_tenants_row(folder: Path) -> dict[str, Any]:
     """Microseconds of one record for each of TENANTS tenants in turn, and the files that stay open."""
     some = [Added(0, "session", PIECE * turn, array("I", range(PIECE))) for turn in range(ROUNDS)]
     own = [own_files(folder / "own", f"tenant {number}") for number in range(TENANTS)]
     before = len(os.listdir("/proc/self/fd"))
-    own_took, own_worked = timed(lambda: [files.append([one]) for one in some for files in own])
+    own_took, own_worked = timed(lambda: in_turn(some, own))
     own_open = len(os.listdir("/proc/self/fd")) - before
     held = [SqliteFiles(folder / "held" / str(number)) for number in range(TENANTS)]
-    held_took, held_worked = timed(lambda: [files.append([one]) for one in some for files in held])
+    held_took, held_worked = timed(lambda: in_turn(some, held))
     held_open = len(os.listdir("/proc/self/fd")) - before
     for files in held:
         files.close()
 
-    def anew(number: int, one: Added) -> None:
-        files = SqliteFiles(folder / "held" / str(number))
-        files.append([Added(1, one.session, one.start, one.ids)])
-        files.close()
+    def anew() -> None:
+        for one in some:
+            for number in range(TENANTS):
+                files = SqliteFiles(folder / "held" / str(number))
+                files.append([Added(1, one.session, one.start, one.ids)])
+                files.close()
 
-    anew_took, anew_worked = timed(lambda: [anew(number, one) for one in some for number in range(TENANTS)])
+    anew_took, anew_worked = timed(anew)
     count = TENANTS * ROUNDS / 1e6
     return {
         "us_per_record": [round(own_took / count), round(held_took / count), round(anew_took / count)],

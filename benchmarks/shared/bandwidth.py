@@ -11,14 +11,22 @@ _LEAST_S = 0.2
 _LEAST_TIMES = 3
 
 
+def _sum(numbers: torch.Tensor) -> torch.Tensor:
+    return numbers.sum()
+
+
+def _product(numbers: torch.Tensor) -> torch.Tensor:
+    return torch.dot(numbers, numbers)
+
+
 def read_seconds(size: int) -> float:
     """Shortest time in which torch's threads read a buffer of ``size`` bytes that they read just before."""
     numbers = torch.ones(max(1, size // 4))
     times: list[float] = []
     while sum(times) < _LEAST_S or len(times) < 2 * _LEAST_TIMES:
-        for read in (numbers.sum, lambda: torch.dot(numbers, numbers)):
+        for read in (_sum, _product):
             started = time.perf_counter()
-            read()
+            read(numbers)
             times.append(time.perf_counter() - started)
     return min(times)
 

@@ -8,7 +8,7 @@ import asyncio
 import random
 import sys
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
@@ -20,13 +20,16 @@ from outrider.v1.draft_source_pb2_grpc import (
     add_DraftSourceServicer_to_server,
 )
 
+if TYPE_CHECKING:
+    from outrider.v1.draft_source_pb2_grpc import DraftSourceAsyncStub  # a name of the type stubs only
+
 DELAY_S = 1.0
 
 
 class FaultyDraftSource(DraftSourceServicer):
     """A draft source between a verifier and a real draft source, whose drafts it spoils or delays."""
 
-    def __init__(self, real: DraftSourceStub, mode: str) -> None:
+    def __init__(self, real: "DraftSourceAsyncStub", mode: str) -> None:
         self._real = real
         self._mode = mode
         self._random = random.Random(0)

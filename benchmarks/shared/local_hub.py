@@ -67,14 +67,11 @@ class LocalHub:
         self.sent: Counter[str] = Counter()
         """Bytes of bodies that were sent, by path of the file."""
         self.ended = threading.Event()
-        hub = self
 
         class Handler(_Handler):
             """Answers for this hub."""
 
-            @property
-            def hub(self) -> "LocalHub":
-                return hub
+            hub = self
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True

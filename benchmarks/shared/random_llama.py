@@ -69,10 +69,12 @@ def random_llama(
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
-            model = LlamaForCausalLM(config).eval()
+            model = LlamaForCausalLM(config)
     finally:
         torch.set_default_dtype(before)
-    return model.requires_grad_(False)
+    model.eval()
+    model.requires_grad_(False)
+    return model
 
 
 def packed_llama(model: LlamaForCausalLM, size: LlamaSize, tokens: int) -> PackedLM:

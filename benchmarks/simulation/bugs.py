@@ -246,8 +246,8 @@ def node_admitted_twice() -> list[Substitute]:
     def step_rows(self: Session, rows: int, nodes: int, scouts: int = 0) -> StepRows:
         planned = real(self, rows, nodes, scouts)
         tree = planned.tree
-        twice = [column + column[:1] for column in (tree.tokens, tree.parents, tree.survival, tree.sources)]
-        return planned._replace(tree=TokenTree(*twice))
+        columns: list[tuple[Any, ...]] = [tree.tokens, tree.parents, tree.survival, tree.sources]
+        return planned._replace(tree=TokenTree(*[column + column[:1] for column in columns]))
 
     return [(Session, "step_rows", step_rows)]
 

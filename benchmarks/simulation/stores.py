@@ -14,6 +14,7 @@ from benchmarks.simulation.network import Network
 from orchestrator.store import Append, Handle, SessionRecord, StoreUnavailable, Tokens, WorkerReport
 from orchestrator.store.memory import MemoryStore
 from outrider.wire.codec import SessionKey
+from outrider.wire.workers import WorkerEntry
 
 COMMAND_TIMEOUT_S = 0.5
 
@@ -50,47 +51,56 @@ class RemoteStore:
 
     async def put(self, records: Sequence[tuple[SessionRecord, int]]) -> list[bool]:
         """Puts records as SessionStore says, where the other methods are described too."""
-        answer: Any = await self._ask("put", tuple(records), again=True) if records else []
+        answer: list[bool] = await self._ask("put", tuple(records), again=True) if records else []
         return answer
 
     async def find(self, key: SessionKey) -> SessionRecord | None:
-        answer: Any = await self._ask("find", key)
+        answer: SessionRecord | None = await self._ask("find", key)
         return answer
 
     async def cancel(self, key: SessionKey) -> SessionRecord | None:
-        answer: Any = await self._ask("cancel", key)
+        answer: SessionRecord | None = await self._ask("cancel", key)
         return answer
 
     async def forget(self, key: SessionKey, epoch: int) -> None:
         await self._ask("forget", key, epoch, again=True)
 
     async def append(self, appends: Sequence[Append]) -> list[int]:
-        answer: Any = await self._ask("append", tuple(appends), again=True) if appends else []
+        answer: list[int] = await self._ask("append", tuple(appends), again=True) if appends else []
         return answer
 
     async def tokens(self, key: SessionKey) -> Tokens | None:
-        answer: Any = await self._ask("tokens", key)
+        answer: Tokens | None = await self._ask("tokens", key)
         return answer
 
     async def put_handle(self, handle: Handle) -> None:
         await self._ask("put_handle", handle, again=True)
 
     async def handle(self, key: SessionKey) -> Handle | None:
-        answer: Any = await self._ask("handle", key)
+        answer: Handle | None = await self._ask("handle", key)
         return answer
 
     async def put_prefixes(self, scope: str, hashes: Sequence[int], verifier: str) -> None:
         await self._ask("put_prefixes", scope, tuple(hashes), verifier, again=True)
 
     async def longest_prefix(self, scope: str, hashes: Sequence[int]) -> tuple[int, str] | None:
-        answer: Any = await self._ask("longest_prefix", scope, tuple(hashes)) if hashes else None
+        answer: tuple[int, str] | None = (
+            await self._ask("longest_prefix", scope, tuple(hashes)) if hashes else None
+        )
         return answer
 
     async def report(self, reports: Sequence[WorkerReport]) -> None:
         await self._ask("report", tuple(reports), again=True)
 
     async def workers(self) -> list[WorkerReport]:
-        answer: Any = await self._ask("workers")
+        answer: list[WorkerReport] = await self._ask("workers")
+        return answer
+
+    async def announce(self, entries: Sequence[WorkerEntry]) -> None:
+        await self._ask("announce", tuple(entries), again=True)
+
+    async def announced(self) -> list[WorkerEntry]:
+        answer: list[WorkerEntry] = await self._ask("announced")
         return answer
 
     async def close(self) -> None:

@@ -165,7 +165,7 @@ class World:
             process.wake()
 
     def _processes(self) -> list[Process]:
-        workers = [*self.verifiers.values(), *self.orchestrators.values(), *self.sources.values()]
+        workers: list[Any] = [*self.verifiers.values(), *self.orchestrators.values(), *self.sources.values()]
         return [*(it.process for it in (*workers, *self.clients)), self.store.process]
 
     async def _quiet(self) -> None:

@@ -24,7 +24,7 @@ from outrider.wire.names import REFERENCES
 
 CORPUS = "corpus"
 SOURCES = ("lookup", "drafter", CORPUS, REFERENCES)
-COLD = {"OUTRIDER_VERIFIER__PREFIX_CACHE": "false"}  # every arm asks the same questions
+COLD: dict[str, Any] = {"OUTRIDER_VERIFIER__PREFIX_CACHE": "false"}  # every arm asks the same questions
 
 
 def source_figures(settings: argparse.Namespace) -> dict[str, Any]:

@@ -96,7 +96,9 @@ def counted(runs: Iterable[Turns]) -> tuple[int, int]:
 def round_ms(runs: Iterable[Turns]) -> float:
     """Milliseconds per round, prompts included."""
     turns = [turn for each in runs for turn in each]
-    return round(1000 * sum(turn["seconds"] for turn in turns) / sum(turn["rounds"] for turn in turns), 2)
+    seconds: float = sum(turn["seconds"] for turn in turns)
+    rounds: int = sum(turn["rounds"] for turn in turns)
+    return round(1000 * seconds / rounds, 2)
 
 
 def processor_ms(cell: CellRuns, arm: str) -> dict[str, float]:

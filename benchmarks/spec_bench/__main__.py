@@ -23,7 +23,7 @@ from outrider.client import Client
 from speculative.errors import OutriderError
 
 PYTHON_TASKS = Path(__file__).parent / "python_tasks.jsonl"
-COLD = {"OUTRIDER_VERIFIER__PREFIX_CACHE": "false"}  # every arm asks the same questions
+COLD: dict[str, Any] = {"OUTRIDER_VERIFIER__PREFIX_CACHE": "false"}  # every arm asks the same questions
 WARM_UPS = 3
 """How often every arm answers the first question before anything is timed, as in Spec-Bench."""
 

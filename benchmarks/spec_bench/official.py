@@ -21,7 +21,8 @@ Answers = Mapping[str, Mapping[int, Turns]]
 
 def speed(turns: Turns) -> float:
     """Spec-Bench's speed of a question: new tokens over seconds, over all its turns."""
-    return sum(len(turn["ids"]) for turn in turns) / sum(turn["seconds"] for turn in turns)
+    seconds: float = sum(turn["seconds"] for turn in turns)
+    return sum(len(turn["ids"]) for turn in turns) / seconds
 
 
 def arm_figures(turns_of_questions: Sequence[Turns], plain: Sequence[Turns]) -> dict[str, Any]:

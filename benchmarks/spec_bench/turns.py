@@ -56,7 +56,8 @@ def _chat(target: str) -> Template:
             messages.append({"role": "user", "content": turn})
             if answer is not None:
                 messages.append({"role": "assistant", "content": answer})
-        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert isinstance(text, str), "no ids were asked for"
         return text
 
     return prompt

@@ -100,7 +100,7 @@ def _delays(passes: list[CommittedPass], arrivals: Arrivals) -> dict[str, float]
     """Milliseconds from the end of a token's pass to its arrival, of a pass, and between two passes' ends."""
     ends: dict[int, dict[int, float]] = {}
     for done in passes:
-        for place in range(done.count):
+        for place in range(done.tokens):
             ends.setdefault(done.handle, {})[done.position + place] = done.ended_s
     first = min(min(positions) for positions in ends.values())
     by_stream = {min(positions) - first: positions for positions in ends.values()}

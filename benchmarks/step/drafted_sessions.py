@@ -97,7 +97,9 @@ class DraftedSessions:
 
 def _tree(session: Session, coming: list[int], vocabulary: int) -> Fragment:
     """A tree of NODES nodes: the coming ids as a path, and wrong siblings below every node of the path."""
-    tokens, parents, survival = [], [], []
+    tokens: list[int] = []
+    parents: list[int] = []
+    survival: list[float] = []
     above = -1
     for depth, token in enumerate((*coming, None)):
         width = NODES // (FOLLOWED + 1) + (depth < NODES % (FOLLOWED + 1))
@@ -136,7 +138,7 @@ def session_of(
         node_limit=NODES,
         sources=(),
     )
-    checker = StopChecker((), request.limit, (), None, ids, len(ids), 0)
+    checker = StopChecker(frozenset(), request.limit, (), None, ids, len(ids), 0)
     return Session(
         handle, request, checker, vocabulary, SourceSet(("drafts",), frozenset(), frozenset({_SOURCE}))
     )

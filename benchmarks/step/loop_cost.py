@@ -22,7 +22,10 @@ from verifier_service.engine.stats import Samples
 from verifier_service.engine.step import EngineLimits
 from verifier_service.engine.thread import EngineThread
 
-SERVICE_SETTINGS = {"OUTRIDER_VERIFIER__PREFIX_CACHE": "false", "OUTRIDER_VERIFIER__KV_MB": "256"}
+SERVICE_SETTINGS: dict[str, Any] = {
+    "OUTRIDER_VERIFIER__PREFIX_CACHE": "false",
+    "OUTRIDER_VERIFIER__KV_MB": "256",
+}
 STEP = "outrider_verifier_step_seconds"
 SPLIT = "outrider_verifier_step_split_seconds"
 LIMITS = EngineLimits(reuse_prefixes=False)

@@ -23,7 +23,7 @@ class CommittedPass(NamedTuple):
     """The session's number in its verifier."""
     position: int
     """Position of the first token that the pass committed."""
-    count: int
+    tokens: int
     """Number of tokens that the pass committed."""
 
 
@@ -48,7 +48,7 @@ def _note_passes(path: Path) -> None:
         out.write(b"".join([_FORMAT.pack(*spent, u.handle, u.position, len(u.ids)) for u in updates]))
         return updates
 
-    EngineCore.finish = noted  # type: ignore[method-assign]
+    EngineCore.finish = noted  # type: ignore[method-assign, assignment]
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from speculative.noise import leads
 from speculative.sampling_kernel import current_kernel
 
 HEADS = ("flat", "peaked")
-SERVICE_SETTINGS = {
+SERVICE_SETTINGS: dict[str, Any] = {
     "OUTRIDER_VERIFIER__PREFIX_CACHE": "false",  # every arm repeats the prompts
     "OUTRIDER_VERIFIER__KV_MB": "256",
 }
@@ -195,7 +195,8 @@ def main() -> None:
     settings = parse()
     started = time.perf_counter()
     use_row_kernel(cache_folder(), lambda: False)  # the services draw by it, too, wherever it can be had
-    by_vocabulary, nucleus = {}, {}
+    by_vocabulary: dict[str, Any] = {}
+    nucleus: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="outrider-vocabulary-") as root:
         for vocabulary in settings.ids:
             by_head, nucleus[str(vocabulary)] = {}, {}

@@ -68,7 +68,11 @@ def random_llama(vocabulary: int) -> LlamaForCausalLM:
         pad_token_id=None,
     )
     torch.manual_seed(0)
-    return LlamaForCausalLM(config).float().eval().requires_grad_(False)
+    model = LlamaForCausalLM(config)
+    model.float()
+    model.eval()
+    model.requires_grad_(False)
+    return model
 
 
 def probe_logits(model: LlamaForCausalLM) -> NDArray[np.float64]:

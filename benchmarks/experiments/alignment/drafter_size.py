@@ -56,12 +56,13 @@ def measure(pair: ModelPair, key: Key) -> dict[str, Any]:
 
 def parameters_in(folder: Path) -> int:
     """Number of weights in a model's folder."""
-    return sum(
+    sizes: list[int] = [
         math.prod(weights.get_slice(name).get_shape())
         for path in folder.glob("*.safetensors")
         for weights in [safe_open(path, "pt")]
         for name in weights.keys()  # noqa: SIM118  (no mapping: it has no __iter__)
-    )
+    ]
+    return sum(sizes)
 
 
 def relative_cost(drafter: PackedLM, target: PackedLM) -> float:

@@ -99,7 +99,8 @@ class School:
         """The target in float32, with weights that stay."""
         made: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(self.target, dtype=torch.float32)
         made.requires_grad_(False)
-        return made.eval()
+        made.eval()
+        return made
 
     @cached_property
     def source(self) -> NDArray[np.uint16]:

@@ -51,14 +51,15 @@ def measure(pair: ModelPair, key: Key) -> dict[str, Any]:
             engine.decode([prompt], pair.scale.tokens, params, seed)
             for seed, prompt in enumerate(pair.prompts)
         ]
-        rounds = sum(each.rounds for each in done)
+        rounds = sum(each.counts.rounds for each in done)
         tokens = sum(len(each.counted) for each in done)
         row[mode] = {
             "identical": pair.are_plain(params.temperature, [each.ids[0] for each in done]),
             "acceptance_length": round(tokens / rounds, 3),
-            "nodes_per_round": round(sum(each.nodes for each in done) / rounds, 2),
+            "nodes_per_round": round(sum(each.counts.nodes for each in done) / rounds, 2),
             "accepted_share": {
-                name: round(sum(each.accepted.get(name, 0) for each in done) / tokens, 3) for name in names
+                name: round(sum(each.counts.accepted.get(name, 0) for each in done) / tokens, 3)
+                for name in names
             },
         }
     return row

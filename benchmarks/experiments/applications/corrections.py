@@ -93,7 +93,8 @@ def teach(school: School, fence: Sequence[int], steps: int, folder: Path) -> Lla
         Run("corrector", corrector, settings, folder, after_step=tell).train(loss_of, lambda: 0.0)
     except Interrupted as stopped:
         raise SystemExit("the lesson was interrupted; the same command goes on with it") from stopped
-    return corrector.eval()
+    corrector.eval()
+    return corrector
 
 
 @cache

@@ -44,8 +44,8 @@ def photograph() -> NDArray[np.float64]:
         from matplotlib import cbook, image
     except ImportError as missing:
         raise SystemExit("X16 needs matplotlib's photograph: pip install 'outrider[plot]'") from missing
-    with cbook.get_sample_data("grace_hopper.jpg") as file:
-        grey = image.imread(file, format="jpg").mean(-1) / 255
+    file = cbook.get_sample_data("grace_hopper.jpg", asfileobj=False)
+    grey = image.imread(file, format="jpg").mean(-1) / 255
     height, width = (size // SHRINK * SHRINK for size in grey.shape)
     blocks = grey[:height, :width].reshape(height // SHRINK, SHRINK, width // SHRINK, SHRINK)
     small: NDArray[np.float64] = blocks.mean((1, 3))
@@ -91,7 +91,8 @@ def trained(model: LlamaForCausalLM, teacher: LlamaForCausalLM | None, seen: Ids
         for optimiser in using:
             optimiser.step()
             optimiser.zero_grad()
-    return model.eval()
+    model.eval()
+    return model
 
 
 @cache
