@@ -4,12 +4,11 @@ Run as `python -m benchmarks.step.timed_verifier FILE FLAG...` with a verifier's
 CLOCK_MONOTONIC, which all processes of a machine share.
 """
 
-import functools
 import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 _FORMAT = struct.Struct("<ddQQQ")
 
@@ -38,11 +37,13 @@ def _note_passes(path: Path) -> None:
     from verifier_service.engine.core import EngineCore, TargetPass
     from verifier_service.engine.messages import Update
     from verifier_service.engine.stats import PassTimes
+    from verifier_service.engine.step import PassOutcome
 
     out, finish = path.open("ab", buffering=0), EngineCore.finish
 
-    @functools.wraps(finish)
-    def noted(core: EngineCore, computed: TargetPass, outcome: Any, times: PassTimes) -> tuple[Update, ...]:
+    def noted(
+        core: EngineCore, computed: TargetPass, outcome: PassOutcome, times: PassTimes
+    ) -> tuple[Update, ...]:
         updates = finish(core, computed, outcome, times)
         spent = times.began_s, times.ended_s
         out.write(b"".join([_FORMAT.pack(*spent, u.handle, u.position, len(u.ids)) for u in updates]))
