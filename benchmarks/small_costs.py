@@ -22,21 +22,36 @@ from benchmarks.shared.process_memory import resident_mb
 from benchmarks.shared.process_time import processor_s
 from orchestrator.front.http.bodies.pool import MODULE
 from orchestrator.front.http.spawning import spawned
+from outrider.lm.compiled.row_kernel import use_row_kernel
 from outrider.lm.kv.table import SlotTable
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
+from outrider.runtime.settings import cache_folder
 from retrieval_service.dense.matching import DocumentText
 from retrieval_service.dense.near_documents import LIMITS
 from retrieval_service.joint_tree import FoundTrie, JointTree, Sampling, TreeBounds
 from retrieval_service.ranking import DraftShape
 from retrieval_service.trie import CountedTrie, counted
 from retrieval_service.trust import TrustBook
+from speculative.batch_choice import RowChoice
+from speculative.digest import HostDigest
+from speculative.history import History
+from speculative.noise import PositionNoise
+from speculative.params import SamplingParams
+from speculative.sampling_kernel import current_kernel
 
 VOCABULARY, NODES, DEPTH = 4096, 96, 16
 MATCHES = (1, 4, 16, 64)
 """Lengths of the matches that are looked up, in tokens."""
 SHAPE = DraftShape()
 BOUNDS = TreeBounds(SHAPE.nodes, DEPTH, VOCABULARY)
+SAMPLED_IDS, SAMPLED_ROWS = 128_256, 8
+SAMPLED = {
+    "temperature": SamplingParams(temperature=0.8),
+    "top_p": SamplingParams(temperature=0.8, top_p=0.9),
+    "top_k": SamplingParams(temperature=0.8, top_k=40),
+}
+"""Requests whose rows are chosen."""
 CHUNK = 64
 """Rows of a prompt's chunk."""
 IDLE_S, READER_S = 1.0, 30.0
@@ -91,6 +106,24 @@ def tree_figures(repeats: int) -> dict[str, float]:
         "greedy": spent_ms(lambda: tree(None), repeats),
         "sampled": spent_ms(lambda: tree(Sampling(7, next(places))), repeats),
     }
+
+
+def sampled_row_figures(repeats: int) -> dict[str, float] | None:
+    """Ms in which the kernel draws one row's leads, and chooses a row's token; None without a compiler."""
+    use_row_kernel(cache_folder(), lambda: False)
+    kernel = current_kernel()
+    if kernel is None:
+        return None
+    shape, history = (SAMPLED_ROWS, SAMPLED_IDS), History.of([1, 2], 2)
+    rows = np.random.default_rng(0).normal(scale=4.0, size=shape).astype(np.float32)
+    found = {"leads": spent_ms(lambda: kernel.leads(7, 3, SAMPLED_IDS), repeats)}
+    for name, params in SAMPLED.items():
+        choices = [
+            RowChoice(HostDigest(row), params, history, PositionNoise(seed, 3, SAMPLED_IDS))
+            for seed, row in enumerate(rows)
+        ]
+        found[name] = round(spent_ms(partial(kernel.tokens, choices), repeats) / SAMPLED_ROWS, 4)
+    return found
 
 
 class CallCounter(TorchDispatchMode):
@@ -161,6 +194,7 @@ def main() -> None:
     fields = {
         "document_lookup_ms": lookup_figures(settings.repeats),
         "tree_ms": tree_figures(settings.repeats),
+        "sampled_row_ms": sampled_row_figures(settings.repeats),
         "reader_process": asyncio.run(reader_figures()),
         **pass_figures(settings.target, settings.context, max(3, settings.repeats // 20)),
     }

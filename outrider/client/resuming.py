@@ -11,9 +11,10 @@ from speculative.errors import OutriderError, Overloaded, Superseded, Unavailabl
 from speculative.params import SEED_BITS
 
 PAUSE_S = 0.1
-"""Seconds before an attempt. Only the first one at another orchestrator, behind a loss, comes at once."""
+"""Seconds before an attempt. The first attempt at another orchestrator after a loss comes at once."""
 LASTED_S = 1.0
-"""Seconds since the request was last sent, at least, for that: what fails at once and again is no loss."""
+"""Seconds that an attempt has to last before the next one may come at once: a request that fails as soon as
+an orchestrator gets it would otherwise be sent again without end."""
 
 
 class Resuming:

@@ -29,8 +29,9 @@ from outrider.wire.tls import Certificates, Pem, channel_credentials, role_name
 
 PING_MS = 2_000
 """Milliseconds between two pings of an idle connection."""
-SOON_MS = 250
-"""The same where patience is little. Messages of an answer come more often, so a ping means silence."""
+QUICK_PING_MS = 250
+"""The same where a peer has less than DIALLER_PATIENCE_MS. An answer's messages come more often, so a ping
+goes out only in silence."""
 DIALLER_PATIENCE_MS = 1_000
 """Milliseconds that a server may leave a client's ping unanswered."""
 SERVER_PATIENCE_MS = 10_000
@@ -61,7 +62,7 @@ Options = list[tuple[str, int | str]]
 
 def _common(max_message_mb: int, patience_ms: int) -> Options:
     # A lost peer is noticed after the sum of both times, so little patience asks for frequent pings too.
-    ping_ms = PING_MS if patience_ms >= DIALLER_PATIENCE_MS else SOON_MS
+    ping_ms = PING_MS if patience_ms >= DIALLER_PATIENCE_MS else QUICK_PING_MS
     return [
         ("grpc.max_receive_message_length", max_message_mb * 1024 * 1024),
         ("grpc.max_send_message_length", -1),

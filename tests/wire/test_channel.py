@@ -20,7 +20,7 @@ from outrider.v1 import generation_pb2, generation_pb2_grpc, verifier_pb2
 from outrider.wire.channel import (
     DEFAULT_MESSAGE_MB,
     PING_MS,
-    SOON_MS,
+    QUICK_PING_MS,
     channel_options,
     least_message_mb,
     open_channel,
@@ -153,9 +153,9 @@ async def test_a_silent_stream_lives_and_a_frozen_peer_is_noticed(
 def test_little_patience_means_frequent_pings() -> None:
     """A frozen peer is lost after the time between two pings and the time for an answer."""
     quick, usual = dict(channel_options(patience_ms=450)), dict(channel_options(patience_ms=10_000))
-    assert (quick["grpc.keepalive_time_ms"], quick["grpc.keepalive_timeout_ms"]) == (SOON_MS, 450)
+    assert (quick["grpc.keepalive_time_ms"], quick["grpc.keepalive_timeout_ms"]) == (QUICK_PING_MS, 450)
     assert (usual["grpc.keepalive_time_ms"], usual["grpc.keepalive_timeout_ms"]) == (PING_MS, 10_000)
-    assert SOON_MS > WHOLE_ANSWER_INTERVAL_MS, "an answer's messages leave no time for pings"
+    assert QUICK_PING_MS > WHOLE_ANSWER_INTERVAL_MS, "an answer's messages leave no time for pings"
 
 
 @pytest.mark.parametrize("vocabulary", [100, 16_384, 16_385, 128_256, 2_097_152])

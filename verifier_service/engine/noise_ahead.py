@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 LEAST_VOCABULARY = 16_384
 """A smaller vocabulary's noise takes less time to draw than to hand to another thread."""
 LEAST_FOR_KERNEL = 2**20
-"""The same for a kernel, which draws 15 to 40 times as fast: number of ids over all of a pass's sessions."""
+"""Number of ids, over all sessions of a pass, below which a kernel draws the noise in less time than that."""
 _LIKELY = 0.3
 """Least survival of a drafted node at a depth whose noise is drawn ahead."""
 
@@ -68,10 +68,10 @@ class NoiseAhead:
         What a kernel draws sooner than it can be handed over is left to the engine's thread.
         """
         least = 1 if current_kernel() is None else LEAST_FOR_KERNEL
-        is_worth = len(wanted) * self._vocabulary_size >= least
-        if is_worth or self._asked:
-            self._requests.put(wanted if is_worth else ())
-        self._asked = is_worth
+        pays = len(wanted) * self._vocabulary_size >= least
+        if pays or self._asked:
+            self._requests.put(wanted if pays else ())
+        self._asked = pays
 
     def stop(self, timeout_s: float) -> bool:
         """Ends the thread after the position that it draws; returns whether it ended in time."""

@@ -148,7 +148,7 @@ class Session:
     @property
     def noise(self) -> NoiseRows | None:
         """Noise of the session's positions, which another thread may draw ahead; None: that gains nothing."""
-        # Under a small top-k a kernel draws the noise of the ids that are left, and of no others.
+        # A kernel draws the noise of the ids that a small top-k leaves, no others: SINGLE in row_kernel.cpp.
         few = 0 < self._params.top_k <= self._vocabulary_size // 64 and current_kernel() is not None
         return None if self._params.greedy or self.judges_draws or few else self._noise
 

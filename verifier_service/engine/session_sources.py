@@ -296,24 +296,8 @@ class SessionSources:
             if address.throttle.resting and not own and heard.isdisjoint(address.indices):
                 # There is nothing to weigh, and the sources of many sessions rest in most rounds.
                 address.throttle.rested(batch, step)
-                continue
-            # Without a token that only this source had, the target's own token ends the round in its place,
-            # and one more round makes up for the rest. Such a token saves a round, however long rounds are.
-            counted = address.indices & own.keys()
-            saved = sum([own[index] * self._gains[index].net(row) for index in counted])
-            drafted = not heard.isdisjoint(address.indices)
-            if drafted and address.presence is not None:
-                address.presence.saved(saved)
-            address.throttle.committed(
-                saved,
-                drafted,
-                spared,
-                batch,
-                step,
-                price=address.price(batch),
-                right=any([self._gains[index].often_right for index in address.indices]),
-                pass_ms=scored.pass_ms,
-            )
+            else:
+                self._weigh(address, own, row, spared, batch, step, scored.pass_ms)
         if (below := self._below) is not None:
             gain = self._gains[below.source_index]
             # Such a token only lengthens a round whose drafts were right so far: it saves a part of a round.
@@ -325,6 +309,35 @@ class SessionSources:
             )
         heard.clear()
         return own
+
+    def _weigh(
+        self,
+        address: SourcesAtAddress,
+        own: Mapping[int, int],
+        row: float,
+        spared: bool,
+        batch: int,
+        step: int,
+        pass_ms: float,
+    ) -> None:
+        """Notes what the sources at an address saved in a round; `row` is the cost of a row, in rounds."""
+        # Without a token that only this source had, the target's own token ends the round in its place,
+        # and one more round makes up for the rest. Such a token saves a round, however long rounds are.
+        counted = address.indices & own.keys()
+        saved = sum([own[index] * self._gains[index].net(row) for index in counted])
+        drafted = not self._heard.isdisjoint(address.indices)
+        if drafted and address.presence is not None:
+            address.presence.saved(saved)
+        address.throttle.committed(
+            saved,
+            drafted,
+            spared,
+            batch,
+            step,
+            price=address.price(batch),
+            right=any([self._gains[index].often_right for index in address.indices]),
+            pass_ms=pass_ms,
+        )
 
     def _use_below(self, inside: dict[str, int]) -> None:
         """Sets what drafts below leaves, given the sources in use inside this worker."""

@@ -19,7 +19,7 @@ from typing import Any
 
 YOUNG = 10_000
 """Number of new objects after which young ones are collected. With the 700 of Python 3.11 and 3.12 a step of
-32 sessions has three collections, and nearly all that they look at is gone behind the step."""
+32 sessions has three collections, and nearly all objects that they look at are gone after the step."""
 LONG_S = 0.01
 """Processor seconds of a full collection after which its survivors are exempt."""
 LOOK_S = 10.0
@@ -67,7 +67,7 @@ class _YoungObjects:
         self._before = gc.get_threshold()
 
     def collect_seldom(self) -> None:
-        """One more service serves. A higher threshold of the process's owner stays, and 0 for none at all."""
+        """Counts a service that begins to serve. A higher threshold stays, and so does 0, for never."""
         self._services += 1
         if self._services == 1:
             self._before = gc.get_threshold()
@@ -76,7 +76,7 @@ class _YoungObjects:
                 gc.set_threshold(YOUNG, *self._before[1:])
 
     def collect_as_before(self) -> None:
-        """One service less serves."""
+        """Counts a service that stops serving; the last one restores the threshold."""
         self._services -= 1
         if not self._services:
             gc.set_threshold(*self._before)
