@@ -3,13 +3,11 @@
 import hashlib
 import logging
 from collections.abc import Iterable
-from dataclasses import replace
 
 import torch
 
 from outrider.lm.autotune.threads import ThreadBounds
 from outrider.lm.chains.fallback import trees_or_chains
-from outrider.lm.device.memory import first_pool
 from outrider.lm.device.placement import GpuOptions, kv_mb_of
 from outrider.lm.load.weights_digest import weights_digest
 from outrider.lm.runner import PackedLM
@@ -53,27 +51,10 @@ def load_target(settings: VerifierSettings) -> PackedLM:
             cache_dir=settings.cache_dir,
             gpu=gpu_options(settings),
             weight_dtype=settings.weight_dtype,
+            int8_kv=settings.kv_dtype == "int8",
         )
 
-    target = trees_or_chains(settings.model, load)
-    if settings.kv_dtype == "int8":
-        _keep_in_int8(target, settings)
-    return target
-
-
-def _keep_in_int8(target: PackedLM, settings: VerifierSettings) -> None:
-    """Gives the target, which was checked with floats, a pool of int8. Raises InvalidRequest."""
-    if target.pool.chains_only:
-        raise InvalidRequest(
-            f"kv_dtype = int8 for {settings.model!r}, which verifies chains: chains keep floats alone; leave "
-            "kv_dtype out"
-        )
-    if target.model.device.type != "cpu":
-        raise InvalidRequest(
-            f"kv_dtype = int8 on {target.model.device}: a GPU's kernels read floats; leave kv_dtype out, or "
-            "give device = cpu"
-        )
-    target.pool = first_pool(replace(target.pool.layout, int8=True), kv_mb_of(settings.kv_mb))
+    return trees_or_chains(settings.model, load)
 
 
 def load_amateur(settings: VerifierSettings, target: PackedLM) -> PackedLM | None:

@@ -204,6 +204,7 @@ def _load_shard(settings: VerifierSettings, group: RankGroup) -> PackedLM:
             guest=guest_room(plan_proposers(settings).values()),
             gpu=gpu_options(settings),
             weight_dtype=settings.weight_dtype,
+            int8_kv=settings.kv_dtype == "int8",
         )
     except ModelRefused as refusal:
         group.check_agreed(refusal)

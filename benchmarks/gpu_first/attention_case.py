@@ -1,7 +1,7 @@
 """Random attention of one step: slots of several sessions in blocks that lie apart, and rows over them."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from outrider.lm.attention.metadata import Attend, AttentionMetadata
 from outrider.lm.attention.shapes import BUCKETS, graph_shape
 from outrider.lm.graphs.inputs import GraphInputs
 from outrider.lm.kv.blocks import BLOCK
+from outrider.lm.kv.int8_plane import storage_of
 from outrider.lm.kv.pool import KVLayout, SlotPool
 from outrider.lm.kv.table import SlotTable
 from outrider.lm.plan import PassPlan, SequenceRows
@@ -29,6 +30,8 @@ class Heads:
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
+    int8: bool = False
+    """Whether slots hold int8."""
 
 
 class AttentionCase:
@@ -60,14 +63,14 @@ class AttentionCase:
         shapes = ((heads.key_heads, heads.width), (heads.key_heads, heads.value_width))
         room = sum(sum(tree) + 2 * BLOCK for tree in trees)
         slots = 3 * room if apart else room
-        self.pool = SlotPool(KVLayout(shapes, dtype, self._device), slots, slots)
+        self.pool = SlotPool(KVLayout(shapes, dtype, self._device, int8=heads.int8), slots, slots)
         with torch.inference_mode():
             for plane in self.pool.planes():
-                plane.fill_(float("nan"))
+                storage_of(plane)[1].fill_(float("nan"))
             self.plan = PassPlan([self._session(*tree, apart) for tree in trees], self.pool, dtype)
             for low, high in self.plan.written():
                 for plane in self.pool.planes():
-                    plane[:, low:high] = self._draw(plane.shape[0], high - low, plane.shape[2])
+                    write(plane, range(low, high), self._draw(plane.shape[0], high - low, plane.shape[2]))
         rows = self.plan.row_count
         windows = () if heads.window is None else (heads.window,)
         blocks = sum(len(each.table.blocks) for each in self.plan.rows)
@@ -85,9 +88,8 @@ class AttentionCase:
     @property
     def read_bytes(self) -> int:
         """Bytes of the keys and values that the step's sessions see."""
-        heads = self.heads
         slots = sum(each.table.length + len(each.parents) for each in self.plan.rows)
-        return slots * heads.key_heads * (heads.width + heads.value_width) * self._dtype.itemsize
+        return slots * self.pool.layout.slot_bytes
 
     def attend(self, kernel: Attend) -> torch.Tensor:
         """Output of the step's rows by this kernel, padding rows included: ``[rows, heads, value width]``."""
@@ -102,6 +104,11 @@ class AttentionCase:
         return random_session(
             self.pool, self._dice, self._draw, (committed, kept, rows), chain=chain, apart=apart
         )
+
+
+def write(plane: torch.Tensor, slots: Sequence[int], rows: torch.Tensor) -> None:
+    """Writes rows ``[heads, slots, width]`` to these slots of a plane of floats or of int8."""
+    plane.index_copy_(1, torch.tensor(slots, dtype=torch.int64, device=rows.device), rows)
 
 
 def random_session(
@@ -129,7 +136,7 @@ def random_session(
             pool.take(dice.randrange(1, 3), table.blocks[-1])
     slots = table.slots(0, committed + kept)
     for plane in pool.planes():
-        plane[:, slots] = draw(plane.shape[0], len(slots), plane.shape[2])
+        write(plane, slots, draw(plane.shape[0], len(slots), plane.shape[2]))
     table.length = committed
     parents = [
         node - 1 if node < chain else dice.randrange(max(-1, chain - 2, node - 4), node)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -30,6 +31,7 @@ TREES = {
 }
 HEADS = {
     "llama": Heads(),
+    "llama_int8": Heads(int8=True),
     "phi": Heads(heads=32, key_heads=32, width=96, value_width=96),
     "qwen3": Heads(heads=16, key_heads=8, width=128, value_width=128),
     "gemma2": Heads(heads=8, key_heads=4, width=256, value_width=256, window=300, softcap=50.0),
@@ -128,17 +130,22 @@ def large_addresses(machine: Machine) -> Results:
 
 
 def speed(machine: Machine) -> Results:
-    """Microseconds and bandwidth of the kernel for an 8B's heads in bfloat16."""
+    """Microseconds and bandwidth of the kernel for an 8B's heads in bfloat16, over bfloat16 and over int8."""
     heads = Heads(heads=4, key_heads=2, width=16, value_width=16) if machine.tiny else Heads()
     kernel = kernel_of(machine)
-    for context, batch, rows in ((64, 1, 1),) if machine.tiny else SPEEDS:
+    sizes = ((64, 1, 1),) if machine.tiny else SPEEDS
+    for int8, (context, batch, rows) in product((False, True), sizes):
         trees = ((context, 0, rows),) * batch
-        case = AttentionCase(heads, trees, machine.dtype, machine.name, apart=False)
+        case = AttentionCase(replace(heads, int8=int8), trees, machine.dtype, machine.name, apart=False)
         with torch.inference_mode():
             once = captured(machine, case, kernel)
             ms = machine.device.ms(once, machine.repeats)
         gigabytes = case.read_bytes / ms / 1e6
-        yield f"speed_{batch}x{rows}_{context}", {"us": round(ms * 1e3, 2), "gb_per_s": round(gigabytes, 1)}
+        kind = "_int8" if int8 else ""
+        yield (
+            f"speed{kind}_{batch}x{rows}_{context}",
+            {"us": round(ms * 1e3, 2), "gb_per_s": round(gigabytes, 1)},
+        )
 
 
 def captured(machine: Machine, case: AttentionCase, kernel: Attend) -> Callable[[], Any]:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -32,6 +31,7 @@ from outrider.lm.kv.pool import COMPILED, EAGER, GuestRoom, KVLayout, SlotPool
 from outrider.lm.kv.table import SlotTable
 from outrider.lm.load.added_embeddings import grow_embeddings
 from outrider.lm.load.check import Trial
+from outrider.lm.load.int8_kv import keep_in_int8
 from outrider.lm.load.layout import ModelShape, find_layout
 from outrider.lm.load.model import (
     LoadedTokenizer,
@@ -159,14 +159,15 @@ class PackedLM:
         gpu: GpuOptions | None = None,
         part: ModelPart | None = None,
         weight_dtype: WeightDtype = "auto",
+        int8_kv: bool = False,
     ) -> "PackedLM":
         """Loads a Hugging Face folder or id; checks that packed passes compute what the model's forward does.
 
         ``device`` and ``dtype`` may be ``auto`` (`outrider.lm.device.placement`); without ``kv_mb`` keys and
-        values get the memory of a GPU that is free after a trial of the largest step. ``threads``: torch's
-        number for the whole process, or bounds of a measurement on the CPU. Each rank of a ``rank_group``
-        gets its part of the model; all ranks make the same call. ``guest`` is the room that a drafting layer
-        wants beside keys and values. ``cache_dir`` keeps times of kernels; None: this process keeps them.
+        values, in int8 with ``int8_kv``, get the memory of a GPU that is free after a trial of the largest
+        step. ``threads``: torch's number, or bounds of a measurement on the CPU. Each rank of a
+        ``rank_group`` gets its part of the model; all make the same call. ``guest`` is the room that a
+        drafting layer wants beside keys and values. ``cache_dir`` keeps times of kernels; None: this process.
         ``part`` says which layers and sublayers are kept; None: all. ``weight_dtype``: see `weight_only`.
 
         Raises InvalidRequest if there is no such model, layer or device, ModelRefused (naming the model type)
@@ -199,6 +200,8 @@ class PackedLM:
                 measure_threads(lm, most)
                 lm.forward_calls = lm.rows = 0
             lm.settle(trial, ranks)
+            if int8_kv:
+                keep_in_int8(lm, trial, kv_mb)
             if where.type == "cuda" and kv_mb is None:
                 fit_pool(lm, (lambda slots: slots) if rank_group is None else rank_group.least)
         lm.trial, lm.part_of = trial, part_of
@@ -327,7 +330,7 @@ class PackedLM:
         return table
 
     def release(self, table: SlotTable) -> None:
-        """Returns the slots of a session's table to the pool."""
+        """Gives a session's slots back to the pool."""
         table.close()
 
     @property
@@ -410,11 +413,8 @@ class PackedLM:
         features = self.taps.take()
         if features is not None and fill:
             features = features[:, : plan.row_count]
-        digests = None
-        if asks is not None and self.digester is not None and wanted:
-            words = np.zeros((len(wanted), 0), np.int64) if asks.words is None else asks.words
-            there = transfer.sent(torch.from_numpy(words), self._device)
-            digests = self.digester.try_compute(logits, there, asks.level)
+        digester = self.digester if wanted else None
+        digests = None if digester is None or asks is None else digester.answer(logits, asks)
         return Computed(logits, features, digests)
 
     def run_on_device(

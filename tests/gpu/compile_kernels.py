@@ -19,10 +19,11 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource, compile
 
-from outrider.lm.attention.kernels import tree_attention
+from outrider.lm.attention.kernels import int8_rows, tree_attention
 from outrider.lm.attention.metadata import WORDS
 from outrider.lm.device import digest_kernels
 from outrider.lm.kv.blocks import BLOCK
+from outrider.lm.kv.int8_plane import LEAST_SCALE, MOST_CODE
 
 DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
 WIDTHS = ((64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256))
@@ -30,6 +31,8 @@ WIDTHS = ((64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256))
 GROUPS = (1, 4, 8)
 SIDES = (16, 64)
 """Queries in a small and in a large tile."""
+CODES = {"MOST": MOST_CODE, "LEAST": LEAST_SCALE, "num_warps": 1}
+"""Constants of the kernel that writes rows in int8."""
 _FLOATS = ("scale", "softcap")
 _INDICES = ("items", "tiles", "spans", "first", "upto", "masks", "tables", "row_tile")
 DIGESTS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -71,21 +74,29 @@ def variants() -> Iterator[tuple[str, str, dict[str, Any]]]:
             "MASK_WORDS": WORDS,
             "PAGE": BLOCK,
             "HAS_CAP": at % 2 == 0,
+            "IS_INT8": False,
             "WIDEN": False,
         }
         yield "_attend_item", dtype, shape | item
         if groups == 4:
+            yield "_attend_item", dtype, shape | item | {"IS_INT8": True}
             yield "_join_items", dtype, shape
+        if (groups, side) == (4, 64):
+            yield "_write_row", dtype, {"WIDTH": width, "PADDED": padded, **CODES}
 
 
 def compiled(kernel: str, dtype: str, constants: dict[str, Any], architecture: int) -> dict[str, Any]:
     """What one variant takes: shared memory, registers, spilled bytes, and the kinds of its products."""
-    function = getattr(tree_attention, kernel)
-    options = {"num_stages": constants.get("num_stages", 3)}
-    constants = {name: value for name, value in constants.items() if name != "num_stages"}
+    function = getattr(int8_rows if kernel == "_write_row" else tree_attention, kernel)
+    options = {name: constants[name] for name in ("num_stages", "num_warps") if name in constants}
+    constants = {name: value for name, value in constants.items() if name not in options}
     names = [parameter.name for parameter in function.params]
     kinds = dict.fromkeys(("query", "keys", "values", "output", "sinks"), "*" + dtype)
-    kinds |= dict.fromkeys(("parts", "norms"), "*fp32") | dict.fromkeys(_FLOATS, "fp32")
+    is_int8 = constants.get("IS_INT8", kernel == "_write_row")
+    if is_int8:
+        kinds |= {"keys": "*i8", "values": "*i8", "codes": "*i8", "rows": "*" + dtype, "slots": "*i64"}
+    kinds |= dict.fromkeys(("key_scales", "value_scales"), "*fp32" if is_int8 else "*" + dtype)
+    kinds |= dict.fromkeys(("parts", "norms", "scales"), "*fp32") | dict.fromkeys(_FLOATS, "fp32")
     kinds |= dict.fromkeys(_INDICES, "*i32") | dict.fromkeys(constants, "constexpr")
     signature = {name: kinds.get(name, "i32") for name in names}
     values = {(names.index(name),): value for name, value in constants.items()}
@@ -102,8 +113,9 @@ def compiled(kernel: str, dtype: str, constants: dict[str, Any], architecture: i
         "kernel": kernel,
         "dtype": dtype,
         "width": constants.get("WIDTH"),
-        "groups": constants["GROUPS"],
-        "side": constants["SIDE"],
+        "int8": is_int8,
+        "groups": constants.get("GROUPS"),
+        "side": constants.get("SIDE"),
         "shared": found.metadata.shared,
         **resources(ptx, architecture),
         "wgmma": "wgmma" in ptx or "tcgen05.mma" in ptx,

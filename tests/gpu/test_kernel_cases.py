@@ -13,6 +13,7 @@ from outrider.lm.attention.metadata import SPLIT_ITEMS
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
 FEW = Heads(heads=8, key_heads=1, width=16, value_width=16)
+INT8 = Heads(heads=8, key_heads=2, width=24, value_width=16, int8=True)
 WINDOWED = Heads(heads=8, key_heads=1, width=16, value_width=16, window=40, softcap=2.0, sinks=True)
 TREES = {
     "more tiles than items": ((20, 0, 1),) * (SPLIT_ITEMS + 6),
@@ -23,7 +24,7 @@ TREES = {
 }
 
 
-@pytest.mark.parametrize("heads", [FEW, WINDOWED], ids=["plain", "windowed"])
+@pytest.mark.parametrize("heads", [FEW, WINDOWED, INT8], ids=["plain", "windowed", "int8"])
 @pytest.mark.parametrize("name", TREES)
 def test_large_and_odd_steps_give_what_plain_torch_gives(name: str, heads: Heads) -> None:
     from outrider.lm.attention.kernels.tree_attention import attend_tiles

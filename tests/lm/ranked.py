@@ -29,6 +29,8 @@ TIMEOUT_S = 30.0
 STEPS = 12
 GUEST = "guest"
 """A model in a folder whose name ends so has a guest in its pool."""
+INT8 = "int8"
+"""A model in a folder whose name ends so keeps keys and values in int8."""
 ROOM = GuestRoom(planes=((2, 4), (1, 8)), features=1)
 LAYERS = (0, 2, LAST)
 
@@ -144,7 +146,7 @@ def take_part(folder: Path, rank_group: RankGroup, longest: int) -> None:
     """Loads; then drives if this is the first rank, else follows."""
     try:
         guest = ROOM if folder.name.endswith(GUEST) else None
-        lm = PackedLM.load(folder, rank_group=rank_group, guest=guest)
+        lm = PackedLM.load(folder, rank_group=rank_group, guest=guest, int8_kv=folder.name.endswith(INT8))
     except ModelRefused as error:
         if rank_group.info.rank == 0:
             (folder / "refused.txt").write_text(str(error))

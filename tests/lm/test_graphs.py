@@ -380,7 +380,11 @@ def attend_everything(
     trunk = (at >= metadata.first[:, None]) & (at < metadata.upto[:, None])
     allowed = torch.where(at < base[:, None], trunk, bits == 1)
     chosen, mixed = (
-        plane[:, slots].permute(1, 0, 2, 3).repeat_interleave(groups, dim=1) for plane in (keys, values)
+        plane.index_select(1, slots.flatten())
+        .unflatten(1, slots.shape)
+        .permute(1, 0, 2, 3)
+        .repeat_interleave(groups, dim=1)
+        for plane in (keys, values)
     )
     scores = torch.einsum("rhd,rhsd->rhs", query, chosen) * (params.scaling or query.shape[2] ** -0.5)
     weights = torch.softmax(scores.masked_fill(~allowed[:, None], -1e30), dim=-1)

@@ -1,4 +1,4 @@
-"""Keys and values in int8: what a slot holds, what it costs, and that a row has one set of bits."""
+"""Keys and values in int8: what a slot holds and costs, that a row has one set of bits, steps as on a GPU."""
 
 import random
 from dataclasses import replace
@@ -7,10 +7,18 @@ import pytest
 import torch
 
 from outrider.lm.device.memory import first_pool
+from outrider.lm.graphs import backend_choice
 from outrider.lm.kv.blocks import BLOCK
 from outrider.lm.kv.int8_plane import quantise
 from outrider.lm.kv.pool import KVLayout, SlotPool
+from outrider.lm.load.check import Trial
+from outrider.lm.load.int8_kv import keep_in_int8
+from outrider.lm.runner import PackedLM
+from speculative.errors import ModelRefused
+from tests.gpu.recorded_graphs import RecordedGraphs
+from tests.lm.families import logits_of, model_of, twin_of
 from tests.lm.test_deterministic import differing_rows, packed
+from tests.lm.test_graphs import Pair, attend_everything
 
 LAYOUT = KVLayout(((2, 8), (2, 8), (1, 4), (1, 4)), torch.float32, torch.device("cpu"), guests=2, int8=True)
 
@@ -88,3 +96,63 @@ def test_rows_have_the_same_bits_in_random_packings_over_int8(family: str) -> No
     assert count > 5
     assert differing == 0
     lm.pool.check_integrity()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "deepseek_v3"])
+def test_static_steps_over_int8_give_the_logits_of_ragged_passes_over_int8(family: str) -> None:
+    model = model_of(family)
+    static, ragged = PackedLM(twin_of(model)), PackedLM(model)
+    backend_choice.use_graphs(static, "gathered")
+    floats = static.pool
+    for lm in (static, ragged):
+        keep_in_int8(lm, Trial.of(lm), 16)
+    assert static.pool.layout.int8
+    assert static.pool is not floats
+    assert static.numerics.endswith("int8-kv")
+    dice = random.Random(family)
+    pairs = [Pair(static, ragged, dice) for _ in range(3)]
+    for _ in range(6):
+        chosen = dice.sample(pairs, dice.randint(1, len(pairs)))
+        ours, theirs = zip(*(pair.sequences(7) for pair in chosen), strict=True)
+        found, expected = logits_of(static, ours), logits_of(ragged, theirs)
+        # Where the last bits of a number decide between two codes, a row may differ by one step of its scale.
+        assert (found - expected).norm() / expected.norm() < 5e-3
+        for pair in chosen:
+            pair.commit(dice)
+    assert static.steps is not None
+    assert len(static.steps.shapes) > 1
+
+
+def test_replays_over_int8_read_nothing_that_an_earlier_replay_left() -> None:
+    graphs = RecordedGraphs()
+    model = model_of("llama", num_hidden_layers=2)
+    recorded, ragged = PackedLM(twin_of(model)), PackedLM(model)
+    backend_choice.use_graphs(recorded, "gathered", graphs)._attend = attend_everything
+    for lm in (recorded, ragged):
+        keep_in_int8(lm, None, 16)
+    dice = random.Random(4)
+    pair = Pair(recorded, ragged, dice)
+    for _ in range(10):
+        ours, theirs = pair.sequences(6)
+        found, expected = logits_of(recorded, [ours]), logits_of(ragged, [theirs])
+        assert (found - expected).norm() / expected.norm() < 5e-3
+        pair.commit(dice)
+    assert graphs.captured < 10
+
+
+def test_a_kernel_that_is_right_over_floats_and_wrong_over_int8_is_refused() -> None:
+    lm = PackedLM(model_of("llama"))
+    steps = backend_choice.use_graphs(lm, "gathered")
+    steps._write = lambda plane, slots, rows: None
+    with pytest.raises(ModelRefused, match=r"a packed tree pass (differs|gives logits that are not finite)"):
+        keep_in_int8(lm, Trial.of(lm), 16)
+    assert lm.pool.used_slots == 0
+
+
+def test_int8_of_a_size_holds_as_many_more_tokens_as_its_slots_are_smaller() -> None:
+    lm = PackedLM(model_of("llama"), kv_mb=2)
+    floats = lm.pool.max_slots
+    keep_in_int8(lm, None, 2)
+    block = BLOCK * lm.pool.layout.slot_bytes
+    assert 2 * 2**20 - block < lm.pool.max_slots * lm.pool.layout.slot_bytes <= 2 * 2**20
+    assert lm.pool.max_slots > 1.9 * floats

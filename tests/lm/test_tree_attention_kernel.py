@@ -17,12 +17,13 @@ import torch
 from benchmarks.gpu_first.attention_case import random_session
 from outrider.lm.attention.interface import AttentionParams, SlotCache
 from outrider.lm.attention.kernels.gathered import attend_gathered
-from outrider.lm.attention.metadata import Attend
+from outrider.lm.attention.metadata import Attend, WriteRows
 from outrider.lm.attention.shapes import BUCKETS, graph_shape
 from outrider.lm.graphs.backend_choice import use_graphs
-from outrider.lm.graphs.graph_runner import PagedCache
+from outrider.lm.graphs.graph_runner import PagedCache, write_indexed
 from outrider.lm.graphs.inputs import GraphInputs
 from outrider.lm.kv.blocks import BLOCK
+from outrider.lm.kv.int8_plane import storage_of
 from outrider.lm.kv.pool import KVLayout, SlotPool
 from outrider.lm.plan import PassPlan, SequenceRows
 from outrider.lm.runner import PackedLM
@@ -75,17 +76,17 @@ CASES = {
 class Attention:
     """One layer's slots with random contents, in blocks that lie apart, and a pass over them."""
 
-    def __init__(self, case: Case, dtype: torch.dtype, seed: int) -> None:
+    def __init__(self, case: Case, dtype: torch.dtype, seed: int, int8: bool = False) -> None:
         self.case, self.dtype = case, dtype
         self._dice = random.Random(seed)
         self._random = torch.Generator().manual_seed(seed)
         shapes = ((case.key_heads, case.width), (case.key_heads, case.value_width))
         slots = 4 * sum(sum(tree) + 2 * BLOCK for tree in case.trees)
-        self.pool = SlotPool(KVLayout(shapes, dtype, torch.device("cpu")), slots, slots)
+        self.pool = SlotPool(KVLayout(shapes, dtype, torch.device("cpu"), int8=int8), slots, slots)
         with torch.inference_mode():
             for plane in self.pool.planes():
                 # What nobody may see is not a number.
-                plane.fill_(float("nan"))
+                storage_of(plane)[1].fill_(float("nan"))
             sequences = [self._session(*tree) for tree in case.trees]
             self.plan = PassPlan(sequences, self.pool, dtype)
         sinks = self._draw(case.heads) if case.sinks else None
@@ -107,7 +108,7 @@ class Attention:
         cache = SlotCache("test", self.pool, self.plan)
         return cache.compute(self.query, self.keys, self.values, self.params, 0)[0]
 
-    def static(self, attend: Attend) -> torch.Tensor:
+    def static(self, attend: Attend, write: WriteRows = write_indexed) -> torch.Tensor:
         """The same as a step of static shape, its padding included."""
         windows = () if self.case.window is None else (self.case.window,)
         inputs = GraphInputs(BUCKETS[-1], windows, 4096, torch.device("cpu"))
@@ -116,7 +117,7 @@ class Attention:
         inputs.send({})
         padding = (0, 0, 0, shape.rows - self.plan.row_count)
         slots = inputs.slots.device[: shape.rows]
-        cache = PagedCache("test", self.pool, slots, inputs.metadata(shape), attend)
+        cache = PagedCache("test", self.pool, slots, inputs.metadata(shape), attend, write)
         padded = (torch.nn.functional.pad(each, padding) for each in (self.query, self.keys, self.values))
         return cache.compute(*padded, self.params, 0)[0]
 
@@ -150,6 +151,69 @@ def test_half_precision_differs_by_its_own_rounding_alone(dtype: torch.dtype) ->
     assert error < (1e-2 if dtype is torch.bfloat16 else 1e-3)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "name", ["trees of several lengths", "a prefix in several spans", "sinks, a cap and a window"]
+)
+def test_the_kernel_reads_int8_as_the_ragged_way_does(name: str, dtype: torch.dtype) -> None:
+    from outrider.lm.attention.kernels.int8_rows import write_rows
+    from outrider.lm.attention.kernels.tree_attention import attend_tiles
+
+    attention = Attention(CASES[name], dtype, 1, int8=True)
+    with torch.inference_mode():
+        expected = attention.ragged().float()
+        plain = attention.static(attend_gathered)
+        found = attention.static(attend_tiles, write_rows)
+
+    count = attention.plan.row_count
+    bound = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-3}[dtype]
+    assert expected.isfinite().all()
+    for each in (plain, found):
+        assert (each[:count].float() - expected).norm() / expected.norm() < bound
+    assert not found[count:].any(), "padding rows are zero"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.filterwarnings("ignore:invalid value")  # the interpreter's, where infinity becomes NaN
+@torch.inference_mode()
+def test_the_kernel_writes_the_codes_and_scales_of_plain_torch(dtype: torch.dtype) -> None:
+    from outrider.lm.attention.kernels.int8_rows import write_rows
+
+    random_numbers = torch.Generator().manual_seed(2)
+    rows = torch.randn(3, 40, 24, generator=random_numbers) * torch.logspace(-30, 30, 40)[:, None]
+    rows[:, 0] = 0.0
+    rows[:, 1] = torch.arange(-11.5, 12.5)
+    rows[:, 1, 0] = 127.0
+    rows[0, 2, 5], rows[1, 3, 6] = float("nan"), float("inf")
+    slots = torch.randperm(64, generator=random_numbers)[:40]
+    layout = KVLayout(((3, 24),), dtype, torch.device("cpu"), int8=True)
+    planes = [SlotPool(layout, 64, 64).planes()[0] for _ in range(2)]
+    for plane in planes:
+        for part in storage_of(plane):
+            part.zero_()
+    # Heads lie behind rows in a pass's keys.
+    given = rows.to(dtype).transpose(0, 1).contiguous().transpose(0, 1)
+    planes[0].index_copy_(1, slots, given)
+    write_rows(planes[1], slots, given)
+
+    (codes, scales), (own_codes, own_scales) = (storage_of(plane) for plane in planes)
+    known = scales.isfinite()
+    assert known.sum() == scales.numel() - 2
+    assert torch.equal(known, own_scales.isfinite())
+    assert torch.equal(scales[known], own_scales[known])
+    assert torch.equal(codes * known, own_codes * known)
+    assert planes[1].index_select(1, slots[2:4]).isnan().any(-1).sum() == 2
+
+
+def test_the_kernel_writes_floats_as_they_are() -> None:
+    from outrider.lm.attention.kernels.int8_rows import write_rows
+
+    plane, rows, slots = torch.zeros(2, 9, 8), torch.randn(2, 3, 8), torch.tensor([7, 0, 4])
+    write_rows(plane, slots, rows)
+    assert torch.equal(plane[:, slots], rows)
+    assert plane.abs().sum() == rows.abs().sum()
+
+
 def test_a_model_on_the_kernel_gives_the_logits_of_ragged_passes() -> None:
     model = model_of("mistral", num_hidden_layers=2)
     static, ragged = PackedLM(twin_of(model)), PackedLM(model)
@@ -176,6 +240,7 @@ from outrider.lm.attention.kernels import tree_attention
 
 def ptx(kernel, dtype, constants):
     kinds = dict.fromkeys(("query", "keys", "values", "output", "sinks"), "*" + dtype)
+    kinds |= dict.fromkeys(("key_scales", "value_scales"), "*" + dtype)
     kinds |= dict.fromkeys(("parts", "norms"), "*fp32") | dict.fromkeys(("scale", "softcap"), "fp32")
     arrays = ("items", "tiles", "spans", "first", "upto", "masks", "tables", "row_tile")
     kinds |= dict.fromkeys(arrays, "*i32") | dict.fromkeys(constants, "constexpr")
@@ -185,7 +250,7 @@ def ptx(kernel, dtype, constants):
     return compile(ASTSource(kernel, signature, values), target=GPUTarget("cuda", 90, 32)).asm["ptx"]
 
 shape = dict(GROUPS=4, VALUE_WIDTH=128, VALUE_PADDED=128, SIDE=16, HAS_SINKS=True)
-item = dict(shape, WIDTH=128, PADDED=128, MASK_WORDS=8, PAGE=16, HAS_CAP=True, WIDEN=False)
+item = dict(shape, WIDTH=128, PADDED=128, MASK_WORDS=8, PAGE=16, HAS_CAP=True, IS_INT8=False, WIDEN=False)
 print("mma.sync" in ptx(tree_attention._attend_item, "bf16", dict(item, KEYS=64)))
 print("wgmma" in ptx(tree_attention._attend_item, "bf16", dict(item, KEYS=64, SIDE=64)))
 print("tf32" in ptx(tree_attention._attend_item, "fp32", dict(item, KEYS=32)))

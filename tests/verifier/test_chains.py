@@ -233,6 +233,11 @@ def test_other_weights_are_refused_for_chains(tmp_path: Path, monkeypatch: pytes
             load_target(options(folder, weight_dtype="int8", cache_dir=None))
 
 
+def test_int8_is_refused_for_keys_and_values_of_chains(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="kv_dtype = int8 for lfm2, which verifies chains"):
+        load_target(options(saved(tmp_path, "lfm2"), kv_dtype="int8"))
+
+
 def test_chains_are_not_compiled(tmp_path: Path) -> None:
     target = load_target(options(saved(tmp_path, "lfm2")))
     target.compile_passes("auto")

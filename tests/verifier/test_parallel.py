@@ -334,9 +334,9 @@ def test_what_cannot_be_split_is_refused_by_name(tmp_path: Path, tiny_llama: Pat
     ("flags", "why"),
     [
         (("--heads", "{head}"), "needs the whole target in one process, and this one is split over 2 ranks"),
-        (("--kv-dtype", "int8"), "kv_dtype = int8 beside ranks = 2: int8 runs on one rank alone"),
+        (("--weight-dtype", "int8"), "weight_dtype = int8 beside ranks = 2: such weights are multiplied"),
     ],
-    ids=["heads", "kv_dtype"],
+    ids=["heads", "weight_dtype"],
 )
 def test_what_one_rank_alone_serves_is_refused_under_torchrun_too(
     folder: Path, tmp_path: Path, flags: tuple[str, ...], why: str

@@ -52,6 +52,10 @@ class AttentionMetadata:
     """Largest number of rows in a tile."""
 
 
+WriteRows = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+"""Writes rows, ``[heads, rows, width]``: a plane, ``[heads, slots, width]``, indices of slots, and the rows.
+"""
+
 Attend = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, AttentionMetadata, AttentionParams], torch.Tensor
 ]

@@ -11,7 +11,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from outrider.lm.device.layout import ASK_WORDS, DigestCapacity, DigestLevel
+from outrider.lm import transfer
+from outrider.lm.device.layout import ASK_WORDS, Asks, DigestCapacity, DigestLevel
 from outrider.lm.device.noise import leads, leads_of
 from speculative.implementations import load_implementation
 from speculative.noise import lead_bounds
@@ -178,6 +179,11 @@ class RowDigester:
             for rows, asked in zip(logits.split(self._slab), asks.split(self._slab), strict=True)
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def answer(self, logits: torch.Tensor, asks: Asks) -> torch.Tensor | None:
+        """As `try_compute`, of asks that are in the host's memory."""
+        words = np.zeros((len(logits), 0), np.int64) if asks.words is None else asks.words
+        return self.try_compute(logits, transfer.sent(torch.from_numpy(words), logits.device), asks.level)
 
     def try_compute(
         self, logits: torch.Tensor, asks: torch.Tensor, level: DigestLevel

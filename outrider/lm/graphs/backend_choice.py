@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from outrider.lm.attention.metadata import Attend
+from outrider.lm.attention.metadata import Attend, WriteRows
 from outrider.lm.graphs.capture import Capture, CudaGraphs, eager
-from outrider.lm.graphs.graph_runner import GraphRunner
+from outrider.lm.graphs.graph_runner import GraphRunner, write_indexed
 from outrider.lm.load.source import first_line
 from outrider.lm.plan import SequenceRows
 from speculative.errors import ModelRefused
@@ -34,6 +34,9 @@ KERNELS = {
 }
 """Attention kernels of a step by name, for `speculative.implementations.load_implementation`."""
 
+_WRITERS = {"triton": "outrider.lm.attention.kernels.int8_rows:write_rows"}
+"""Writers of keys and values for kernels, by the kernel's name, that have one of their own."""
+
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _SHAPES = ((1, 1), (1, 8), (4, 1), (4, 16))
 """Step sizes that are timed: number of sessions, rows of each session."""
@@ -49,6 +52,7 @@ def use_graphs(lm: "PackedLM", kernel: str, capture: Capture = eager) -> GraphRu
     Raises ImportError for the Triton kernel where Triton is not installed.
     """
     attend: Attend = load_implementation(KERNELS, kernel)
+    write: WriteRows = load_implementation(_WRITERS, kernel) if kernel in _WRITERS else write_indexed
     lm.steps = GraphRunner(
         lm.run_on_device,
         lm.model_type,
@@ -61,6 +65,7 @@ def use_graphs(lm: "PackedLM", kernel: str, capture: Capture = eager) -> GraphRu
         taps=lm.taps,
         digester=lm.digester,
         attend=attend,
+        write=write,
         capture=capture,
         max_rows=lm.gpu.max_rows,
     )

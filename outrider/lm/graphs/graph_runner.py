@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from outrider.lm.attention.interface import AttentionParams, PackedCache
-from outrider.lm.attention.metadata import Attend, AttentionMetadata
+from outrider.lm.attention.metadata import Attend, AttentionMetadata, WriteRows
 from outrider.lm.attention.shapes import (
     BUCKETS,
     GraphShape,
@@ -55,6 +55,11 @@ class Computed(NamedTuple):
     """Digests of the wanted rows, int32 ``[n, words]``; None: none were made."""
 
 
+def write_indexed(plane: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+    """Writes a step's rows by torch's own operations. A `WriteRows`."""
+    plane.index_copy_(1, slots, rows)
+
+
 class PagedCache(PackedCache):
     """The KV cache of one static step: writes each row's keys and values to its slot, then attends."""
 
@@ -65,12 +70,14 @@ class PagedCache(PackedCache):
         slots: torch.Tensor,
         metadata: Mapping[int | None, AttentionMetadata],
         attend: Attend,
+        write: WriteRows = write_indexed,
     ) -> None:
         super().__init__(model_type)
         self._planes = pool.planes()
         self._slots = slots
         self._metadata = metadata
         self._attend = attend
+        self._write = write
 
     def compute(
         self,
@@ -82,8 +89,8 @@ class PagedCache(PackedCache):
     ) -> torch.Tensor:
         """Writes to the rows' slots and attends; tensor shapes are the step's, whatever its sessions."""
         all_keys, all_values = self._planes[2 * layer], self._planes[2 * layer + 1]
-        all_keys.index_copy_(1, self._slots, keys[0])
-        all_values.index_copy_(1, self._slots, values[0])
+        self._write(all_keys, self._slots, keys[0])
+        self._write(all_values, self._slots, values[0])
         rows = query[0].transpose(0, 1)
         return self._attend(rows, all_keys, all_values, self._metadata[params.window], params).unsqueeze(0)
 
@@ -103,6 +110,7 @@ class GraphRunner:
         taps: hidden states that passes keep.
         digester: makes the digests of wanted rows; None: the host reads the logits themselves.
         attend: attention kernel of a step.
+        write: writes a step's keys and values.
         capture: how a step is repeated: eagerly, or as a CUDA graph.
         max_rows: largest number of rows of a step; a pass of more rows is ragged.
     """
@@ -121,6 +129,7 @@ class GraphRunner:
         taps: FeatureTaps,
         digester: RowDigester | None,
         attend: Attend,
+        write: WriteRows = write_indexed,
         capture: Capture,
         max_rows: int = BUCKETS[-1],
     ) -> None:
@@ -132,7 +141,7 @@ class GraphRunner:
         self._model_type = model_type
         self._pool = pool
         self._groups = groups
-        self._attend = attend
+        self._attend, self._write = attend, write
         self._capture = capture
         device = pool.layout.device
         self._max_rows = rows = padded(min(max_rows, BUCKETS[-1]))
@@ -179,6 +188,12 @@ class GraphRunner:
         self._captured.clear()
         self._features = None
         self._is_complete = False
+
+    def use_pool(self, pool: SlotPool) -> None:
+        """Runs steps over the slots of another pool from now on, which no session may use yet."""
+        self._pool, self._captured_slots = pool, pool.slots
+        pool.deferred = {}
+        self.recapture()
 
     @torch.inference_mode()
     def capture_all(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -276,7 +291,7 @@ class GraphRunner:
         metadata = inputs.metadata(shape)
 
         def step() -> None:
-            cache = PagedCache(self._model_type, self._pool, slots, metadata, self._attend)
+            cache = PagedCache(self._model_type, self._pool, slots, metadata, self._attend, self._write)
             with self.around_run():
                 logits = self._run(cache, ids, positions, wanted)
             cache.finish(self._pool.layout.layers)

@@ -12,8 +12,9 @@ import torch
 
 SCALE_BYTES = 4
 """Size of a row's scale, a float32."""
-_MOST = 127
-_LEAST_SCALE = torch.finfo(torch.float32).tiny
+MOST_CODE = 127
+"""Largest code."""
+LEAST_SCALE = torch.finfo(torch.float32).tiny
 """The scale of a row of zeros; any smaller one would divide by zero."""
 
 
@@ -30,6 +31,11 @@ class Int8Plane:
     """float32 ``[..., heads, slots, 1]``."""
     dtype: torch.dtype
     """dtype of the rows that are read."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """``[..., heads, slots, width]``."""
+        return self.codes.shape
 
     def copy_(self, rows: torch.Tensor) -> None:
         """Writes a row to every slot."""
@@ -73,8 +79,14 @@ class DequantisedPlanes(Sequence[torch.Tensor]):
         return found.floats() if isinstance(found, Int8Plane) else found
 
 
+def storage_of(plane: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a kernel reads of a plane: int8 and its scales, or floats, twice: they have no scales."""
+    found: Any = plane
+    return (found.codes, found.scales) if isinstance(found, Int8Plane) else (plane, plane)
+
+
 def quantise(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows ``[..., width]`` as int8 of the same shape, and their scales, float32 ``[..., 1]``."""
     floats = rows.float()
-    scales = (floats.abs().amax(-1, keepdim=True) / _MOST).clamp_(min=_LEAST_SCALE)
-    return (floats / scales).round_().clamp_(-_MOST, _MOST).to(torch.int8), scales
+    scales = (floats.abs().amax(-1, keepdim=True) / MOST_CODE).clamp_(min=LEAST_SCALE)
+    return (floats / scales).round_().clamp_(-MOST_CODE, MOST_CODE).to(torch.int8), scales

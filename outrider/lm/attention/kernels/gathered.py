@@ -32,8 +32,8 @@ def attend_gathered(
         part = slice(low, low + count)
         mixed = _attend(
             query[part].transpose(0, 1).float(),
-            keys[:, slots].float(),
-            values[:, slots].float(),
+            keys.index_select(1, slots).float(),
+            values.index_select(1, slots).float(),
             _allowed(metadata.masks[part], metadata.first[part], metadata.upto[part], at, base),
             scale,
             params,

@@ -13,6 +13,7 @@ import triton.language as tl
 from outrider.lm.attention.interface import AttentionParams
 from outrider.lm.attention.metadata import SPLIT_ITEMS, WORDS, AttentionMetadata
 from outrider.lm.kv.blocks import BLOCK
+from outrider.lm.kv.int8_plane import storage_of
 
 _INTERPRETED = triton.knobs.runtime.interpret
 _LEAST = 16
@@ -33,6 +34,7 @@ def attend_tiles(
     An `outrider.lm.attention.metadata.Attend`. Never waits for the host, so a CUDA graph can capture it.
     """
     rows, heads, width = query.shape
+    (keys, key_scales), (values, value_scales) = storage_of(keys), storage_of(values)
     key_heads, value_width = keys.shape[0], values.shape[2]
     groups = heads // key_heads
     side = max(_LEAST, triton.next_power_of_2(metadata.tile_rows * groups))
@@ -51,15 +53,16 @@ def attend_tiles(
         "HAS_SINKS": params.sinks is not None,
     }
     _attend_item[(items, key_heads)](
-        query, keys, values, output, parts, norms, sinks,
+        query, keys, values, key_scales, value_scales, output, parts, norms, sinks,
         metadata.items, metadata.tiles, metadata.spans, metadata.first, metadata.upto, metadata.masks,
         metadata.tables,
         width**-0.5 if params.scaling is None else params.scaling, params.softcap or 1.0,
         query.stride(0), query.stride(1), keys.stride(0), keys.stride(1),
-        values.stride(0), values.stride(1), output.stride(0), output.stride(1),
+        values.stride(0), values.stride(1), key_scales.stride(0), value_scales.stride(0),
+        output.stride(0), output.stride(1),
         **shape,
         WIDTH=width, PADDED=padded, MASK_WORDS=WORDS, PAGE=BLOCK, HAS_CAP=params.softcap is not None,
-        WIDEN=_INTERPRETED, **loop_of(padded, keys.element_size(), side),
+        IS_INT8=keys.dtype is torch.int8, WIDEN=_INTERPRETED, **loop_of(padded, query.element_size(), side),
     )  # fmt: skip
     _join_items[(rows, heads)](
         output, parts, norms, sinks, metadata.row_tile, metadata.tiles, metadata.spans,
@@ -71,8 +74,9 @@ def attend_tiles(
 def loop_of(width: int, bytes_each: int, side: int) -> dict[str, int]:
     """How a tile of ``side`` queries loops over slots: the keys of a turn, and the stages of its pipeline.
 
-    The stages of keys and values fit the shared memory. A large tile takes half as many keys: with fewer
-    registers and less shared memory more programs share a processor, which hides what each of them waits for.
+    The stages of keys and values fit the shared memory; int8 is counted as what it becomes there. A large
+    tile takes half as many keys: with fewer registers and less shared memory more programs share a processor,
+    which hides what each of them waits for.
     """
     row = width * bytes_each
     keys = 64 if row <= 256 else 32 if row <= 512 else 16
@@ -86,6 +90,15 @@ def _vectors(starts, alive, column, WIDTH: tl.constexpr):
     """Loads ``WIDTH`` elements from each of ``starts``; zero beyond them and where not ``alive``."""
     inside = alive[:, None] & (column < WIDTH)[None, :]
     return tl.load(starts[:, None] + column[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _slots(starts, scales, slot, alive, column, rows, WIDTH: tl.constexpr, IS_INT8: tl.constexpr):
+    """Loads keys or values; those in int8 become what `Int8Plane` gives, in the dtype of ``rows``."""
+    found = _vectors(starts, alive, column, WIDTH)
+    if IS_INT8:
+        found = (found.to(tl.float32) * tl.load(scales + slot, mask=alive, other=0.0)[:, None]).to(rows.dtype)
+    return found
 
 
 @triton.jit
@@ -122,19 +135,22 @@ def _mix(scores, value, best, total, mixed):
 
 @triton.jit
 def _turn(
-    rows, keys, values, table, mask_of_row, alive, since, upto, start, end, base,
+    rows, keys, values, key_scales, value_scales, table, mask_of_row, alive, since, upto, start, end, base,
     best, total, mixed,
     scale, softcap, key_slot, value_slot, column, value_column,
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, KEYS: tl.constexpr, PAGE: tl.constexpr,
-    HAS_CAP: tl.constexpr, WIDEN: tl.constexpr, MASKED: tl.constexpr,
+    HAS_CAP: tl.constexpr, IS_INT8: tl.constexpr, WIDEN: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Attention of a tile's queries over ``KEYS`` slots from ``start``, added to the running softmax."""
     at = start + tl.arange(0, KEYS)
     slot = tl.load(table + at // PAGE, mask=at < end, other=0).to(tl.int64) * PAGE + at % PAGE
-    key = _vectors(keys + slot * key_slot, at < end, column, WIDTH)
-    value = _vectors(values + slot * value_slot, at < end, value_column, VALUE_WIDTH)
-    if WIDEN:
-        key, value = key.to(tl.float32), value.to(tl.float32)
+    there = at < end
+    key = _slots(keys + slot * key_slot, key_scales, slot, there, column, rows, WIDTH, IS_INT8)
+    value = _slots(
+        values + slot * value_slot, value_scales, slot, there, value_column, rows, VALUE_WIDTH, IS_INT8
+    )
+    if WIDEN:  # the interpreter multiplies bfloat16 by its bits
+        rows, key, value = rows.to(tl.float32), key.to(tl.float32), value.to(tl.float32)
     # Inductor passes a number of Python's as float64, which would widen all that follows.
     scores = (tl.dot(rows, tl.trans(key), input_precision="ieee") * scale).to(tl.float32)
     if HAS_CAP:
@@ -146,14 +162,15 @@ def _turn(
 
 @triton.jit
 def _attend_item(
-    query, keys, values, output, parts, norms, sinks,
+    query, keys, values, key_scales, value_scales, output, parts, norms, sinks,
     items, tiles, spans, first, upto, masks, tables,
     scale, softcap,
     query_row, query_head, key_head, key_slot,
-    value_head, value_slot, output_row, output_head,
+    value_head, value_slot, key_scale_head, value_scale_head, output_row, output_head,
     GROUPS: tl.constexpr, VALUE_WIDTH: tl.constexpr, VALUE_PADDED: tl.constexpr, SIDE: tl.constexpr,
     HAS_SINKS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, KEYS: tl.constexpr,
-    MASK_WORDS: tl.constexpr, PAGE: tl.constexpr, HAS_CAP: tl.constexpr, WIDEN: tl.constexpr,
+    MASK_WORDS: tl.constexpr, PAGE: tl.constexpr, HAS_CAP: tl.constexpr, IS_INT8: tl.constexpr,
+    WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Attention of one item and key head: a tile's queries over one span of its session's slots."""
     item, head = tl.program_id(0), tl.program_id(1)
@@ -177,24 +194,24 @@ def _attend_item(
     # One plane of a large pool has more elements than an int32 counts.
     keys += head.to(tl.int64) * key_head
     values += head.to(tl.int64) * value_head
+    key_scales += head.to(tl.int64) * key_scale_head
+    value_scales += head.to(tl.int64) * value_scale_head
     best = tl.full([SIDE], float("-inf"), tl.float32)
     total = tl.zeros([SIDE], tl.float32)
     mixed = tl.zeros([SIDE, VALUE_PADDED], tl.float32)
-    if WIDEN:  # the interpreter multiplies bfloat16 by its bits
-        rows = rows.to(tl.float32)
     # Masks are read in the last turns alone, which reach the branching nodes.
     plain = begin + tl.maximum(tl.minimum(end, base) - begin, 0) // KEYS * KEYS
     for start in range(begin, plain, KEYS):
         best, total, mixed = _turn(
-            rows, keys, values, table, mask_of_row, alive, since, until, start, end, base, best, total, mixed,
-            scale, softcap, key_slot, value_slot, column, value_column,
-            WIDTH, VALUE_WIDTH, KEYS, PAGE, HAS_CAP, WIDEN, False,
+            rows, keys, values, key_scales, value_scales, table, mask_of_row, alive, since, until,
+            start, end, base, best, total, mixed, scale, softcap, key_slot, value_slot, column, value_column,
+            WIDTH, VALUE_WIDTH, KEYS, PAGE, HAS_CAP, IS_INT8, WIDEN, False,
         )  # fmt: skip
     for start in range(plain, end, KEYS):
         best, total, mixed = _turn(
-            rows, keys, values, table, mask_of_row, alive, since, until, start, end, base, best, total, mixed,
-            scale, softcap, key_slot, value_slot, column, value_column,
-            WIDTH, VALUE_WIDTH, KEYS, PAGE, HAS_CAP, WIDEN, True,
+            rows, keys, values, key_scales, value_scales, table, mask_of_row, alive, since, until,
+            start, end, base, best, total, mixed, scale, softcap, key_slot, value_slot, column, value_column,
+            WIDTH, VALUE_WIDTH, KEYS, PAGE, HAS_CAP, IS_INT8, WIDEN, True,
         )  # fmt: skip
     if tl.load(spans + tile * 2 + 1) == 1:
         if HAS_SINKS:
