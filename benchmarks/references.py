@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.proposers.metered_engine import DecodedStreams, MeteredEngine
+from benchmarks.shared.cache_dir import cache_for
 from benchmarks.shared.envelope import MODELS, command_line, print_result, settings_of
 from benchmarks.shared.figures import TimedRun, alternating_orders, paired_ratio, tokens_per_second
 from benchmarks.shared.heldout import load_prompts, tokenizer_of
@@ -101,7 +102,12 @@ class ReferenceRuns:
 def engines_of(settings: argparse.Namespace) -> dict[str, MeteredEngine]:
     """An engine for plain decoding, and one for each share of replaced tokens."""
     verifier = VerifierSettings(
-        model=settings.target, budget=settings.budget, threads=1, kv_mb=256, cache_dir=None
+        model=settings.target,
+        budget=settings.budget,
+        threads=1,
+        kv_mb=256,
+        passes=settings.passes,
+        cache_dir=cache_for(settings.passes),
     )
     plain = MeteredEngine(verifier, (), settings.nodes)
     costs = deepcopy(plain.costs)  # one measurement for all, so that they differ by their references alone
@@ -137,6 +143,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, default=64, help="drafted nodes of a round")
     parser.add_argument("--replaced", default="0,2,10", help="replaced tokens of references, in per cent")
     parser.add_argument("--budget", default="adaptive", choices=("adaptive", "fixed"))
+    parser.add_argument(
+        "--passes",
+        choices=("eager", "compiled"),
+        default="eager",
+        help="passes of the target, as `--passes` of the verifier",
+    )
     parser.add_argument("--repeats", type=int, default=2, help="repeats of every run")
     return parser.parse_args()
 

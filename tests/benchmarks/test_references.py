@@ -6,11 +6,16 @@ from typing import Any
 import pytest
 
 
-@pytest.mark.slow
-def test_drafts_from_references_keep_plain_ids_and_save_passes(bench: Callable[..., dict[str, Any]]) -> None:
+@pytest.mark.parametrize(
+    "passes",
+    [pytest.param("eager", marks=pytest.mark.slow), pytest.param("compiled", marks=pytest.mark.long)],
+)
+def test_drafts_from_references_keep_plain_ids_and_save_passes(
+    bench: Callable[..., dict[str, Any]], passes: str
+) -> None:
     result = bench(
         *("references", "--prompts", "1", "--tokens", "200", "--repeats", "1"),
-        *("--budget", "fixed", "--replaced", "0,10"),
+        *("--budget", "fixed", "--replaced", "0,10", "--passes", passes),
     )
 
     assert result["identical"]
