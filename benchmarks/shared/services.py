@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -91,14 +91,18 @@ class UpServices:
         return sum(self._samples(role, name, labels))
 
     def _samples(self, role: str, name: str, labels: dict[str, str]) -> Iterator[float]:
-        address = next(p["metrics"] for p in self.processes if p["role"] == role)
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as reply:
-            text = reply.read().decode()
-        for line in text.splitlines():
-            if (found := _SAMPLE.match(line)) and found[1] == name:
-                have = dict(re.findall(r'(\w+)="([^"]*)"', found[2] or ""))
-                if labels.items() <= have.items():
-                    yield float(found[3])
+        yield from samples(next(p["metrics"] for p in self.processes if p["role"] == role), name, labels)
+
+
+def samples(address: str, name: str, labels: Mapping[str, str]) -> Iterator[float]:
+    """The samples with this name and these labels among the metrics at host:port."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as reply:
+        text = reply.read().decode()
+    for line in text.splitlines():
+        if (found := _SAMPLE.match(line)) and found[1] == name:
+            have = dict(re.findall(r'(\w+)="([^"]*)"', found[2] or ""))
+            if labels.items() <= have.items():
+                yield float(found[3])
 
 
 class HfPeer:
