@@ -13,14 +13,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from benchmarks.shared.envelope import add_pair, command_line, print_result, settings_of
 from benchmarks.shared.heldout import held_out_records, repeated
+from benchmarks.sources.prompt_sets import SETS, prompt_set
+from benchmarks.spec_bench.turns import plain
 from drafter_service.draft_tree import Growth
 from drafter_service.drafters.causal_lm import CausalLMDrafter
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
 from outrider.pair.simulation import Scene, Simulation, Tally, Truth, continuation
-from outrider.tokens import TokenTable
 from speculative.digest import HostDigest
 from speculative.params import SamplingParams
 from speculative.policies.book import PolicyBook
@@ -31,6 +34,8 @@ from speculative.survival_curve import SurvivalCurve
 
 GROWTH = Growth()
 SCENE = Scene()
+REPEATED = "repeated"
+"""The set of held-out code with its first half repeated behind it."""
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 
 
@@ -69,7 +74,10 @@ def flags() -> Namespace:
     """The flags: models, prompts and simulated costs."""
     parser = command_line("policies", (__doc__ or "").splitlines()[0])
     add_pair(parser)
-    parser.add_argument("--count", type=int, default=6, help="number of prompts in a set")
+    parser.add_argument(
+        "--sets", nargs="+", choices=(*SETS, REPEATED), default=[*SETS, REPEATED], help="sets of prompts"
+    )
+    parser.add_argument("--count", type=int, default=6, help="number of prompts in a set, at most")
     parser.add_argument("--tokens", type=int, default=48, help="new tokens per prompt")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 0.8], help="one or more")
     parser.add_argument(
@@ -84,22 +92,39 @@ def flags() -> Namespace:
 
 
 def prompt_sets(args: Namespace, target: PackedLM, drafter: CausalLMDrafter) -> Iterable[PromptSet]:
-    """Held-out code, and the same code with its beginning repeated behind it, at each temperature."""
-    tokens = TokenTable.from_json(target.tokenizer_json or "")
-    texts = [record["prompt"] for record in held_out_records(args.count)]
-    kinds: dict[str, list[str]] = {
-        "held_out": texts,
-        "repeated": [repeated(text) for text in texts],
-    }
-    for kind, prompts in kinds.items():
+    """Each set of prompts at each temperature."""
+    for name in args.sets:
+        questions = _questions(name, args)
         for temperature in args.temperature:
             params = SamplingParams(temperature=temperature)
             truths = tuple(
-                continuation(target, tokens.encode(prompt), params, seed, args.tokens)
-                for seed, prompt in enumerate(prompts)
+                truth
+                for seed, turns in enumerate(questions)
+                for truth in answers_of(target, turns, params, seed, args.tokens)
             )
             right = tuple(_right(drafter, truth) for truth in truths)
-            yield PromptSet(f"{kind} {temperature:g}", truths, right)
+            yield PromptSet(f"{name} {temperature:g}", truths, right)
+
+
+def _questions(name: str, args: Namespace) -> list[tuple[str, ...]]:
+    """The turns of each request of a set."""
+    if name == REPEATED:
+        return [(repeated(record["prompt"]),) for record in held_out_records(args.count)]
+    return [question.turns for question in prompt_set(name, args.target, args.count).questions]
+
+
+def answers_of(
+    target: PackedLM, turns: Sequence[str], params: SamplingParams, seed: int, tokens: int
+) -> list[Truth]:
+    """The target's answer to each turn, the earlier turns and their answers before it."""
+    tokenizer = Tokenizer.from_str(target.tokenizer_json or "")
+    truths: list[Truth] = []
+    texts: list[str] = []
+    for number in range(1, len(turns) + 1):
+        prompt = tokenizer.encode(plain(turns[:number], texts)).ids
+        truths.append(continuation(target, prompt, params, seed, tokens))
+        texts.append(tokenizer.decode(truths[-1].ids[len(prompt) :]))
+    return truths
 
 
 def _right(drafter: CausalLMDrafter, truth: Truth) -> tuple[bool, ...]:
@@ -167,14 +192,14 @@ def main() -> None:
     args, started = flags(), time.perf_counter()
     target = PackedLM.load(args.target, check=False)
     drafter = CausalLMDrafter(PackedLM.load(args.drafter, check=False))
-    plain = Scene(target_step=args.target_step, target_row=args.target_row, drafter_row=args.drafter_row)
+    prices = Scene(target_step=args.target_step, target_row=args.target_row, drafter_row=args.drafter_row)
     rows = [
-        compared(args, drafter, answers, replace(plain, drafter_step=step))
+        compared(args, drafter, answers, replace(prices, drafter_step=step))
         for answers in prompt_sets(args, target, drafter)
         for step in args.drafter_step
     ]
     least = {name: min(row["policies"][name]["over_best_fixed"] for row in rows) for name in args.policies}
-    settings = settings_of(args) | {"growth": asdict(GROWTH), "scene": asdict(plain)}
+    settings = settings_of(args) | {"growth": asdict(GROWTH), "scene": asdict(prices)}
     print_result(
         "policies",
         settings,
