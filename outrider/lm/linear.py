@@ -12,6 +12,9 @@ from typing import Protocol
 import torch
 from torch import nn
 
+Held = tuple[torch.Tensor, torch.Tensor]
+"""Input and result of a product."""
+
 
 class Product(Protocol):
     """The product of one input with the stacked weights of the layers that read it."""
@@ -20,10 +23,9 @@ class Product(Protocol):
     """Width of the stacked output."""
     bias: torch.Tensor | None
     """Stacked bias, or None."""
-    rows: torch.Tensor | None
-    """Input of `result`, until the last layer has read its part."""
-    result: torch.Tensor
-    """The last product."""
+    held: Held | None
+    """The last input and its result, until the last layer has read its part; no longer, or each product of a
+    pass would take memory until the next pass."""
 
     def compute(self, rows: torch.Tensor) -> torch.Tensor:
         """``rows`` times the stacked weights, plus the bias."""
@@ -62,13 +64,11 @@ class PackedLinear(nn.Module):
         product = self.product
         if self._alone:
             return product.compute(input)
-        if product.rows is not input:
-            product.result = product.compute(input)
-            product.rows = input
-        part = product.result[..., self._low : self._high]
-        if self._last:
-            product.rows = None
-        return part
+        held = product.held
+        if held is None or held[0] is not input:
+            held = input, product.compute(input)
+        product.held = None if self._last else held
+        return held[1][..., self._low : self._high]
 
 
 def can_pack(model: nn.Module) -> bool:

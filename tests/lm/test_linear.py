@@ -1,6 +1,7 @@
 """Packed linear layers: the same products, whichever rows and readers share them."""
 
 import copy
+import weakref
 
 import pytest
 import torch
@@ -50,6 +51,24 @@ def test_products_are_those_of_the_own_layers(width: int, inner: int, rows: int)
     with torch.inference_mode():
         for _ in range(2):
             torch.testing.assert_close(packed(inputs), own(inputs), rtol=1e-4, atol=1e-5)
+
+
+def test_no_product_outlives_the_layers_that_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed, _ = pair(32, 48)
+    product, made = packed.gate.product, []
+    compute = product.compute
+
+    def watched(rows: torch.Tensor) -> torch.Tensor:
+        result = compute(rows)
+        made.append(weakref.ref(result))
+        return result
+
+    monkeypatch.setattr(product, "compute", watched)
+    with torch.inference_mode():
+        for _ in range(2):
+            packed(torch.randn(1, 3, 32))
+
+    assert [result() for result in made] == [None, None], "layers' products would add up in every pass"
 
 
 def test_layers_that_read_the_same_input_share_one_product() -> None:

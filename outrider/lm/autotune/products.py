@@ -9,7 +9,7 @@ from outrider.lm.autotune.choice import UNMEASURED, KernelChoice, WeightLayout, 
 from outrider.lm.autotune.kernels import dense, lay_out, multiply_by
 from outrider.lm.autotune.measuring import measure_kernels
 from outrider.lm.autotune.times_file import Shape, TimesFile
-from outrider.lm.linear import stacked_bias, stacked_weight
+from outrider.lm.linear import Held, stacked_bias, stacked_weight
 
 _TWICE_ELEMENTS = 2**21
 """Largest weight, in elements, that may be kept in two layouts; a larger weight is kept once."""
@@ -31,8 +31,7 @@ class TunedProduct:
         """The kernel for each number of rows."""
         self.laid_out = {layout: lay_out(weight, layout) for layout in choice.layouts}
         """The weight in each layout that the kernels read."""
-        self.rows: torch.Tensor | None = None
-        self.result: torch.Tensor = torch.empty(0)
+        self.held: Held | None = None
         calls = {
             kernel: multiply_by(kernel, self.laid_out[kernel.layout], bias)
             for kernel in dict.fromkeys(choice.kernels)

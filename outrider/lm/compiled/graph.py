@@ -23,7 +23,7 @@ from outrider.lm.compiled.panels import (
     products_of,
     scales_name,
 )
-from outrider.lm.linear import pack_linears, stacked_bias
+from outrider.lm.linear import Held, pack_linears, stacked_bias
 from outrider.lm.load.part import ModelPart
 from outrider.lm.outcome import OutcomeWants
 from outrider.lm.runner import PackedLM
@@ -65,8 +65,7 @@ class PanelProduct:
         self.out_features = sum(layer.out_features for layer in layers)
         self.in_features = layers[0].in_features
         self.bias = stacked_bias(layers)
-        self.rows: torch.Tensor | None = None
-        self.result: torch.Tensor = torch.empty(0)
+        self.held: Held | None = None
         self._weights = weights
         self._format = format_
         self._index: int | None = None

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear, pad
 
-from outrider.lm.linear import stacked_bias, stacked_weight
+from outrider.lm.linear import Held, stacked_bias, stacked_weight
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 """Possible numbers of rows in a tile, ascending."""
@@ -57,8 +57,7 @@ class TiledProduct:
         self.bias = stacked_bias(layers)
         self.sizes: tuple[int, ...] = (REFERENCE,)
         """Numbers of rows that a tile may have, ascending."""
-        self.rows: torch.Tensor | None = None
-        self.result: torch.Tensor = torch.empty(0)
+        self.held: Held | None = None
         self._packs = _can_lay_out(weight)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self._packs else weight
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from outrider.lm.linear import stacked_bias
+from outrider.lm.linear import Held, stacked_bias
 
 
 class StackedProduct:
@@ -20,8 +20,7 @@ class StackedProduct:
         self._weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         self.out_features = len(self._weight)
         self.bias = stacked_bias(layers)
-        self.rows: torch.Tensor | None = None
-        self.result: torch.Tensor = torch.empty(0)
+        self.held: Held | None = None
 
     def compute(self, rows: torch.Tensor) -> torch.Tensor:
         """``rows`` times the stacked weights, plus the bias."""

@@ -7,7 +7,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from outrider.lm.large_pages import LargePages
-from outrider.lm.linear import stacked_bias, stacked_weight
+from outrider.lm.linear import Held, stacked_bias, stacked_weight
 from outrider.lm.weight_only.kernel import WeightOnlyKernel
 from outrider.lm.weight_only.packing import PackedWeight, WeightDtype, rounded
 
@@ -24,8 +24,7 @@ class WeightOnlyProduct:
         self.packed = replace(packed, panels=memory.place(packed.panels))
         """Panels and scales, which compiled passes read too."""
         self.bias = stacked_bias(layers)
-        self.rows: torch.Tensor | None = None
-        self.result: torch.Tensor = torch.empty(0)
+        self.held: Held | None = None
         self._kernel = kernel
 
     def compute(self, rows: torch.Tensor) -> torch.Tensor:
