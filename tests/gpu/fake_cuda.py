@@ -23,6 +23,7 @@ from outrider.lm import norm, runner, transfer
 from outrider.lm.attention.interface import AttentionParams
 from outrider.lm.attention.metadata import AttentionMetadata
 from outrider.lm.device.digest import RowDigester
+from outrider.lm.device.placement import GpuOptions
 from outrider.lm.graphs import backend_choice, graph_runner
 from outrider.lm.graphs.inputs import GraphInputs
 from outrider.lm.runner import PackedLM
@@ -70,7 +71,7 @@ class Counting(TorchDispatchMode):
 
     def _count(self, func: Any, found: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         name = str(func)
-        given, made = list(_tensors([*args, *kwargs.values()])), list(_tensors([found]))
+        given, made = list(tensors_in([*args, *kwargs.values()])), list(tensors_in([found]))
         devices = {each.device.type for each in (*given, *made) if each.dim() or each.device.type != "cpu"}
         if len(devices) > 1:
             self.work.between.append(name)
@@ -152,6 +153,7 @@ class FakeModel:
         patch: replaces what copies between host and device, for the test's duration.
         dtype: dtype of the model.
         tokens: tokens for whose keys and values the model has room.
+        gpu: how passes run.
     """
 
     def __init__(
@@ -160,6 +162,7 @@ class FakeModel:
         patch: pytest.MonkeyPatch,
         dtype: torch.dtype = torch.bfloat16,
         tokens: int = 4096,
+        gpu: GpuOptions | None = None,
     ) -> None:
         self.work = Work()
         self._counting = Counting(self.work)
@@ -177,7 +180,7 @@ class FakeModel:
         with self.mode:
             self.lm = PackedLM(model.requires_grad_(False), kv_mb=1)
             slot_bytes = self.lm.pool.layout.slot_bytes
-            self.lm = PackedLM(model, kv_mb=tokens * slot_bytes // 2**20 + 1)
+            self.lm = PackedLM(model, kv_mb=tokens * slot_bytes // 2**20 + 1, gpu=gpu)
             if self.lm.profile.can_pack(model, ranks=1):
                 self.lm.pack()
         self.lm.digester = RowDigester(
@@ -188,6 +191,12 @@ class FakeModel:
         with self.mode:
             self.steps = backend_choice.use_graphs(self.lm, "gathered")
         self.steps._attend = self._attend
+
+    @property
+    def buffers(self) -> int:
+        """Size of what steps hold between passes, in bytes: inputs, logits and digests."""
+        held = (self.steps._logits, self.steps._digests, self.steps._inputs.asks.device)
+        return sum(each.nbytes for each in held if each is not None)
 
     @contextmanager
     def counting(self) -> Iterator[Work]:
@@ -259,12 +268,12 @@ class HalfFakeInputs(GraphInputs):
             super().add_asks(words)
 
 
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
+def tensors_in(values: Any) -> Iterator[torch.Tensor]:
     for each in values:
         if isinstance(each, torch.Tensor):
             yield each
         elif isinstance(each, list | tuple):
-            yield from _tensors(each)
+            yield from tensors_in(each)
 
 
 def _indexed(tensor: torch.Tensor, index: Any) -> torch.Tensor:
