@@ -8,7 +8,7 @@ from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
 from orchestrator.fleet.liveness import SILENT_S, STALLED_S
 from outrider.runtime.problems import Together
-from outrider.runtime.settings import TLS, Address, File, Names, Peers, ServiceSettings
+from outrider.runtime.settings import TLS, Address, File, Names, Peers, Reached, ServiceSettings
 
 FRONT = Together(("front_cert", "front_key"), more=("front_client_ca",))
 NOWHERE = "store is redis, but nobody says where: give --redis-url-file or --redis-url"
@@ -91,7 +91,7 @@ class OrchestratorSettings(ServiceSettings):
     edge_bind: Address | None = None
     """host:port at which verifiers fetch the drafts of clients' devices; port 0 picks a free port. Clients
     must not reach this port. Default: none, and the server refuses the drafts of devices."""
-    edge_advertise: Address | None = None
+    edge_advertise: Reached | None = None
     """host:port that verifiers dial to reach edge_bind, if edge_bind is a wildcard or behind another name.
     Default: the bound address."""
     edge_drafters_file: File = None

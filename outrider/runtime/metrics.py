@@ -5,6 +5,7 @@ outrider_ and has vLLM's meaning. Label sets are bounded: never session ids. Thi
 the metrics count.
 """
 
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -150,6 +151,17 @@ class MetricsServer:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        if ":" in address[0]:
+            self.address_family = socket.AF_INET6
+        super().__init__(address, handler)
+
+    def server_bind(self) -> None:
+        """Binds; `::` takes IPv4 as well, as gRPC's does."""
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, False)
+        super().server_bind()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignores peers that hang up or do not speak HTTP."""

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
+from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -185,7 +186,16 @@ class ServiceSettings(RoleSettings):
     """Process id of the parent: this process ends as soon as the parent has ended."""
 
 
-Reached = Annotated[str, AfterValidator(partial(checked_address, lowest=1))]
+def _bracketed(address: Any) -> Any:
+    """Puts a bare IPv6 host into brackets: Kubernetes gives a pod's address without them."""
+    host, _, port = str(address).rpartition(":")
+    try:
+        return f"[{IPv6Address(host)}]:{port}"
+    except ValueError:
+        return address
+
+
+Reached = Annotated[str, BeforeValidator(_bracketed), AfterValidator(partial(checked_address, lowest=1))]
 """host:port that others dial."""
 
 

@@ -58,6 +58,8 @@ def _reason(bind: str, error: Exception) -> str:
             return f"another process uses port {port} already: stop that process"
         case errno.EADDRNOTAVAIL:
             return f"this machine has no address {host}: use one of its own addresses or 0.0.0.0"
+        case errno.EAFNOSUPPORT:
+            return f"this machine has no addresses of the kind of {host}: use 0.0.0.0 or 127.0.0.1"
         case errno.EACCES:
             return f"this user may not use port {port}: start the process with the right to"
     return f"{error}: correct the cause"

@@ -41,7 +41,8 @@ VARIANTS = ("", *EXAMPLES)
 INFORMATION = 1
 FRONT = "outrider-orchestrator"
 CUSTOM = {"ScaledObject", "ServiceMonitor", "HTTPRoute"}
-WITH_HTTP = {"http", "ingress", "gateway", "edge"}
+WITH_HTTP = {"http", "ingress", "gateway", "edge", "dual-stack"}
+WITH_EDGE = {"edge", "dual-stack"}
 
 # What their definitions say of the fields used here; anything else is refused, so that a slip is seen.
 WHOLE = {"type": "integer", "minimum": 0}
@@ -147,6 +148,7 @@ def test_helm_has_nothing_to_complain_of(variant: str) -> None:
         {"retriever": {}},
         {"verifier": {"settings": {"Model": "x"}}},
         {"drafter": {"autoscaling": {"triggers": [{"metric": "cpu", "target": "80"}]}}},
+        {"bindHost": "::"},
     ],
 )
 def test_values_that_nobody_reads_are_refused(values: Object) -> None:
@@ -172,10 +174,13 @@ def test_every_variable_is_a_setting_that_its_process_takes(
                 patch.setenv(name, value)
             settings = read_settings(kind, container.get("args", []), given)
         ports = {one["name"]: one["containerPort"] for one in container["ports"]}
-        assert settings.bind == f"0.0.0.0:{ports['grpc']}"
-        assert settings.metrics_bind == f"0.0.0.0:{ports['metrics']}"
+        host = "[::]" if variant == "dual-stack" else "0.0.0.0"
+        assert settings.bind == f"{host}:{ports['grpc']}"
+        assert settings.metrics_bind == f"{host}:{ports['metrics']}"
         if "http" in ports:
-            assert settings.http_bind == f"0.0.0.0:{ports['http']}"
+            assert settings.http_bind == f"{host}:{ports['http']}"
+        if "edge" in ports:
+            assert settings.edge_bind == f"{host}:{ports['edge']}"
         spec = workload["spec"]["template"]["spec"]
         slept = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
         assert spec["terminationGracePeriodSeconds"] >= slept + 2 * settings.grace_s + 2
@@ -186,7 +191,7 @@ def test_ports_are_the_documented_ones_and_probes_ask_the_one_that_answers_them(
     for role, _, container in workloads(example(variant)):
         ports = {one["name"]: one["containerPort"] for one in container["ports"]}
         more = {"http": HTTP_PORT} if role == "orchestrator" and variant in WITH_HTTP else {}
-        more |= {"edge": EDGE_PORT} if role == "orchestrator" and variant == "edge" else {}
+        more |= {"edge": EDGE_PORT} if role == "orchestrator" and variant in WITH_EDGE else {}
         assert ports == {"grpc": GRPC_PORT, "metrics": METRICS_PORT, **more}
         paths = {kind: container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")}
         assert paths == {

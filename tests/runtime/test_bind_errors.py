@@ -1,5 +1,6 @@
 """A port that cannot be had is named with its setting, the reason and a way out."""
 
+import errno
 import socket
 from collections.abc import Callable, Iterator
 
@@ -43,6 +44,11 @@ def test_a_taken_port_is_named_with_its_setting(
 def test_other_reasons_are_said_in_words_too(bind: str, says: str) -> None:
     error = bind_failure("gRPC", bind, "verifier", "bind", RuntimeError("something odd"))
     assert says in str(error)
+
+
+def test_a_machine_without_ipv6_is_said_to_have_none() -> None:
+    error = bind_failure("HTTP", "[::]:80", "orchestrator", "http_bind", OSError(errno.EAFNOSUPPORT, "no"))
+    assert "this machine has no addresses of the kind of [::]: use 0.0.0.0" in str(error)
 
 
 def test_a_port_that_needs_rights_is_said_to_need_them() -> None:

@@ -12,6 +12,7 @@ from outrider.runtime.settings import (
     Group,
     Names,
     Peers,
+    Reached,
     ServiceSettings,
     as_variables,
     cache_folder,
@@ -198,6 +199,19 @@ def test_a_peer_may_be_a_name_for_several_addresses(peer: str) -> None:
 def test_a_name_without_a_port_is_refused(peer: str) -> None:
     with pytest.raises(ValueError, match="give host:port"):
         TypeAdapter(Peers).validate_python(peer)
+
+
+@pytest.mark.parametrize(
+    ("given", "dialled"),
+    [
+        ("fd00::a:7:50051", "[fd00::a:7]:50051"),  # as Kubernetes writes a pod's address, and a port
+        ("[fd00::7]:50051", "[fd00::7]:50051"),
+        ("10.0.0.7:50051", "10.0.0.7:50051"),
+        ("pod:50051", "pod:50051"),
+    ],
+)
+def test_an_ipv6_address_to_dial_may_come_without_brackets(given: str, dialled: str) -> None:
+    assert TypeAdapter(Reached).validate_python(given) == dialled
 
 
 def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:

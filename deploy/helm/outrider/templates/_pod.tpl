@@ -17,8 +17,8 @@
 {{- end -}}
 {{- $prefix := printf "OUTRIDER_%s__" (upper (trimSuffix "-2" .role)) -}}
 {{- $settings := dict
-  "bind" (printf "0.0.0.0:%v" $root.Values.ports.grpc)
-  "metrics_bind" (printf "0.0.0.0:%v" $root.Values.ports.metrics)
+  "bind" (printf "%s:%v" $root.Values.bindHost $root.Values.ports.grpc)
+  "metrics_bind" (printf "%s:%v" $root.Values.bindHost $root.Values.ports.metrics)
   "log_format" "json"
   "grace_s" .own.graceSeconds -}}
 {{- if eq .role "orchestrator" -}}
@@ -27,10 +27,10 @@
 {{- $_ := set $settings "drafter" . -}}
 {{- end -}}
 {{- if $root.Values.http.enabled -}}
-{{- $_ := set $settings "http_bind" (printf "0.0.0.0:%v" $root.Values.ports.http) -}}
+{{- $_ := set $settings "http_bind" (printf "%s:%v" $root.Values.bindHost $root.Values.ports.http) -}}
 {{- end -}}
 {{- if $root.Values.edge.enabled -}}
-{{- $_ := set $settings "edge_bind" (printf "0.0.0.0:%v" $root.Values.ports.edge) -}}
+{{- $_ := set $settings "edge_bind" (printf "%s:%v" $root.Values.bindHost $root.Values.ports.edge) -}}
 {{- $_ := set $settings "edge_advertise" (printf "$(POD_IP):%v" $root.Values.ports.edge) -}}
 {{- end -}}
 {{- if or $root.Values.redis.bundled $root.Values.redis.existingSecret.name -}}

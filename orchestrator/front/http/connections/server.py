@@ -78,7 +78,12 @@ class HttpServer:
         host, _, port = bind.rpartition(":")
         family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
         try:
-            self._socket = socket.create_server((host.strip("[]"), int(port)), family=family, backlog=BACKLOG)
+            self._socket = socket.create_server(
+                (host.strip("[]"), int(port)),
+                family=family,
+                backlog=BACKLOG,
+                dualstack_ipv6=host == "[::]" and socket.has_dualstack_ipv6(),
+            )
         except OSError as error:
             raise bind_failure("HTTP", bind, "orchestrator", "http_bind", error) from error
         scheme = "http" if certificates is None else "https"
