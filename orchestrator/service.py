@@ -28,7 +28,7 @@ from orchestrator.front.web_tokens import KeySource, TokenRules, watched_signing
 from orchestrator.metrics import BodyMetrics, EdgeMetrics, RequestMetrics, StoreMetrics, watch_fleet
 from orchestrator.relay.epochs import Epochs
 from orchestrator.relay.relay import Relay
-from orchestrator.settings import FOR_NOTHING, NOWHERE, OrchestratorSettings
+from orchestrator.settings import FOR_NOTHING, NOWHERE, REDIS, WITHOUT_TLS, OrchestratorSettings
 from orchestrator.store import SessionStore, open_store
 from orchestrator.store.ledger import Ledger
 from orchestrator.store.quotas import QuotaStore
@@ -38,6 +38,7 @@ from outrider.v1 import generation_pb2
 from outrider.v1.generation_pb2_grpc import add_GenerationServicer_to_server
 from outrider.wire.epochs import wall_clock_ms
 from outrider.wire.incoming.unparsed import unparsed
+from outrider.wire.tls import Certificates, Files
 from speculative.errors import InvalidRequest, OutriderError
 
 if TYPE_CHECKING:
@@ -244,12 +245,24 @@ def _store(settings: OrchestratorSettings) -> SessionStore:
         return open_store("memory")
     if not url:
         raise InvalidRequest(NOWHERE)
+    files = _redis_files(settings, url)
     try:
-        return open_store("redis", url)
+        return open_store("redis", url, *files)
     except ImportError as error:
         raise InvalidRequest("store is redis, but redis-py is not installed here: install it") from error
     except ValueError as error:  # its text may quote the URL, hence a password
         raise InvalidRequest("the Redis URL is none: redis://, rediss:// and unix:// are possible") from error
+
+
+def _redis_files(settings: OrchestratorSettings, url: str) -> tuple[str, ...]:
+    """Paths of the PEM files for Redis, checked: authority, certificate, key. Raises InvalidRequest."""
+    ca, cert, key = settings.redis_ca, settings.redis_cert, settings.redis_key
+    if problem := REDIS.problem(vars(settings)):
+        raise InvalidRequest(str(problem))
+    if (ca or cert) and not url.startswith("rediss://"):
+        raise InvalidRequest(WITHOUT_TLS)
+    Certificates(Files(cert, key, ca, ("redis_cert", "redis_key", "redis_ca"), server=False))
+    return tuple("" if path is None else str(path) for path in (ca, cert, key))
 
 
 def _registry(

@@ -12,7 +12,9 @@ from outrider.runtime.settings import TLS, Address, File, Names, Peers, Reached,
 
 FRONT = Together(("front_cert", "front_key"), more=("front_client_ca",))
 NOWHERE = "store is redis, but nobody says where: give --redis-url-file or --redis-url"
+REDIS = Together(("redis_cert", "redis_key"))
 FOR_NOTHING = "a Redis URL is given, but store is memory; give --store redis, too"
+WITHOUT_TLS = "redis_ca or redis_cert is given, but the Redis URL has no TLS: begin it with rediss://"
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+")
 """What a browser sends as a page's origin, without a path."""
 
@@ -21,7 +23,7 @@ class OrchestratorSettings(ServiceSettings):
     """Flags of `outrider serve orchestrator`, or OUTRIDER_ORCHESTRATOR__FIELD."""
 
     role: ClassVar[str] = "orchestrator"
-    together: ClassVar[tuple[Together, ...]] = (TLS, FRONT)
+    together: ClassVar[tuple[Together, ...]] = (TLS, FRONT, REDIS)
 
     registry_bind: Address | None = None
     """Where workers register, host:port; port 0 picks a free one. A process that can call it can have prompts
@@ -59,6 +61,14 @@ class OrchestratorSettings(ServiceSettings):
     """Where sessions are recorded: in this process, or in a Redis server that all orchestrators share."""
     redis_url: SecretStr | None = None
     """URL of the Redis server: redis://, rediss:// or unix://, with its password where it has one."""
+    redis_ca: File = None
+    """PEM file with the certificates of the authority of the Redis server, for a rediss:// URL. Default: the
+    authorities that the system trusts."""
+    redis_cert: File = None
+    """PEM file with the certificate that a Redis server with TLS sees; it needs redis_key. Default: none is
+    shown."""
+    redis_key: File = None
+    """PEM file with the key of redis_cert, without a passphrase."""
     max_streams: Annotated[int, Field(ge=1)] = 256
     """The most requests at once; further ones are refused with a time to try again."""
     default_max_tokens: Annotated[int, Field(ge=1)] = 128
@@ -120,9 +130,12 @@ class OrchestratorSettings(ServiceSettings):
     """How long a request without a deadline that lost its verifier waits for another, in seconds."""
 
     def incomplete(self) -> Iterator[str]:
-        """Messages about a store without its address, or an address without its store."""
+        """Messages about a store without its address, an address without its store, or TLS for neither."""
         if (self.store == "redis") != (self.redis_url is not None):
             yield NOWHERE if self.store == "redis" else FOR_NOTHING
+        url = "" if self.redis_url is None else self.redis_url.get_secret_value()
+        if (self.redis_ca or self.redis_cert) and not url.startswith("rediss://"):
+            yield WITHOUT_TLS
 
     @field_validator("http_origins")
     @classmethod

@@ -160,7 +160,7 @@ class SessionStore(Protocol):
 
 
 def open_store(name: str, *where: str) -> SessionStore:
-    """The store of this name; `where` is its URL, if it has one. Dials nothing yet.
+    """The store of this name; `where` is its URL and the PEM files of its TLS, if it has any. Dials nothing.
 
     Raises KeyError for a name that is not in STORES, ValueError for an invalid URL.
     """

@@ -34,15 +34,20 @@ ScriptCall = tuple[str, Sequence[Any]]
 
 
 class RedisConnection:
-    """Holds the connections to one server; dials with the first command. Raises ValueError for a bad URL."""
+    """Holds the connections to one server; dials with the first command. Raises ValueError for a bad URL.
 
-    def __init__(self, url: str) -> None:
+    ``ca``, ``cert`` and ``key`` are the paths of PEM files for a rediss:// URL, or empty.
+    """
+
+    def __init__(self, url: str, ca: str = "", cert: str = "", key: str = "") -> None:
+        files: dict[str, Any] = {"ssl_ca_certs": ca, "ssl_certfile": cert, "ssl_keyfile": key}
         self._redis: Redis = Redis.from_url(
             url,
             socket_timeout=TIMEOUT_S,
             socket_connect_timeout=TIMEOUT_S,
             retry=Retry(NoBackoff(), 1, supported_errors=(Disconnected,)),
             max_connections=CONNECTIONS,
+            **{name: path for name, path in files.items() if path},
         )
         self.breaker = Breaker(time.monotonic)
         self._free = asyncio.Semaphore(CONNECTIONS)

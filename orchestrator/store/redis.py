@@ -41,10 +41,14 @@ Dated = TypeVar("Dated", SessionRecord | None, Handle | None, Tokens)
 
 
 class RedisStore:
-    """The server at a redis://, rediss:// or unix:// URL. Raises ValueError for an invalid URL."""
+    """The server at a redis://, rediss:// or unix:// URL. Raises ValueError for an invalid URL.
 
-    def __init__(self, url: str) -> None:
-        self._connection = RedisConnection(url)
+    ``ca``, ``cert`` and ``key`` are the paths of PEM files for a rediss:// URL, or empty: the server's
+    authority, and the certificate that this end shows.
+    """
+
+    def __init__(self, url: str, ca: str = "", cert: str = "", key: str = "") -> None:
+        self._connection = RedisConnection(url, ca, cert, key)
         self._logged: set[str] = set()
 
     @property

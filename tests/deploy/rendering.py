@@ -68,7 +68,7 @@ def workloads(objects: list[Object]) -> Iterator[tuple[str, Object, Object]]:
 
 def variables(container: Object) -> dict[str, str]:
     """What its process would find in the environment; what comes from a secret is a URL."""
-    return {one["name"]: one.get("value", "redis://secret:6379/0") for one in container["env"]}
+    return {one["name"]: one.get("value", "rediss://secret:6379/0") for one in container["env"]}
 
 
 def settings_class(role: str) -> Any:
