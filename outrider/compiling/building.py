@@ -95,10 +95,11 @@ def _run(command: Sequence[str], folder: Path, is_stopped: Callable[[], bool], l
 
 
 def _why(folder: Path, status: int) -> str:
-    """The child's last words; where it had none, how it ended."""
+    """The compiler's first error, or else the child's last words; where it had none, how it ended."""
     said = (folder / _MESSAGES).read_text(errors="replace").strip().splitlines()
-    ended = f"signal {-status}" if status < 0 else f"status {status}"
-    return said[-1][:300] if said and status > 0 else f"the compiling process ended with {ended}"
+    if said and status > 0:
+        return next((line for line in said if " error: " in line), said[-1])[:300]
+    return f"the compiling process ended with {f'signal {-status}' if status < 0 else f'status {status}'}"
 
 
 def _megabytes(folder: Path) -> float:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from outrider.compiling.building import BuildLimits
-from outrider.compiling.library import texts_of
+from outrider.compiling.library import LibrarySource, texts_of
 from outrider.compiling.store import CompileFailed, PackageStore
 from outrider.lm.compiled.building import build
 from outrider.lm.compiled.child import PACKAGE, unpack_library
@@ -47,6 +47,14 @@ def test_a_compiler_that_fails_is_named_and_leaves_nothing(
         built(tmp_path, script, limits)
     assert time.monotonic() - began < 50
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+def test_a_compiler_s_first_error_is_named_not_its_last_words(tmp_path: Path) -> None:
+    source = tmp_path / "kernel.cpp"
+    source.write_text("#include <torch/no_such_header.h>\n")
+    library = LibrarySource(source, ("-shared",), "kernel.so")
+    with pytest.raises(CompileFailed, match=r"torch/no_such_header\.h"):
+        library.find(tmp_path / "cache", lambda: False, compiles=True)
 
 
 def test_a_build_that_is_stopped_ends_its_child(tmp_path: Path) -> None:
