@@ -153,7 +153,7 @@ class PooledStreams:
         killed_s = time.perf_counter()
         os.kill(pool.drafters[found.killed].pid, signal.SIGKILL)
         await asyncio.to_thread(pool.drafters[found.killed].stop, STOP_S)
-        while sum(await pool.count("sessions")) < sum(found.followed):  # noqa: ASYNC110  # another process's
+        while sum(await pool.count("sessions")) < len(found.ids):  # noqa: ASYNC110  # another process's
             await asyncio.sleep(LOOK_S)
         found.moved_s = time.perf_counter() - killed_s
 
@@ -184,7 +184,7 @@ def pool_figures(runs: Sequence[Streams], passes: int, rows: int) -> dict[str, A
     return {
         "followed": [run.followed for run in runs],
         "acceptance_length": round(sum(map(len, streams)) / rounds, 3),
-        "rows_per_pass": round(rows / passes, 2),
+        "rows_per_pass": round(rows / passes, 2) if passes else 0.0,
     }
 
 

@@ -163,12 +163,12 @@ class PackedLM:
     ) -> "PackedLM":
         """Loads a Hugging Face folder or id; checks that packed passes compute what the model's forward does.
 
-        ``device`` and ``dtype`` may be ``auto`` (`outrider.lm.device.placement`); without ``kv_mb`` keys and
-        values, in int8 with ``int8_kv``, get the memory of a GPU that is free after a trial of the largest
-        step. ``threads``: torch's number, or bounds of a measurement on the CPU. Each rank of a
-        ``rank_group`` gets its part of the model; all make the same call. ``guest`` is the room that a
-        drafting layer wants beside keys and values. ``cache_dir`` keeps times of kernels; None: this process.
-        ``part`` says which layers and sublayers are kept; None: all. ``weight_dtype``: see `weight_only`.
+        ``device`` and ``dtype`` may be ``auto`` (`outrider.lm.device.placement`). ``int8_kv`` keeps keys and
+        values in int8; without ``kv_mb`` they get what a trial of the largest step leaves of a GPU.
+        ``threads``: torch's number for the process, or bounds of a measurement on the CPU. Each rank of a
+        ``rank_group`` gets its part of the model; all make the same call. ``guest``: room for a drafting
+        layer beside keys and values. ``cache_dir`` keeps times of kernels for later processes. ``part``:
+        layers and sublayers that are kept; None: all. ``weight_dtype``: see `weight_only`.
 
         Raises InvalidRequest if there is no such model, layer or device, ModelRefused (naming the model type)
         if the model cannot be served exactly, or not to the bit under the ``deterministic`` profile, or not
@@ -199,9 +199,7 @@ class PackedLM:
                 lm.most_helped = threads.compiled
                 measure_threads(lm, most)
                 lm.forward_calls = lm.rows = 0
-            lm.settle(trial, ranks)
-            if int8_kv:
-                keep_in_int8(lm, trial, kv_mb)
+            lm.settle(trial, ranks, int8_kv, kv_mb)
             if where.type == "cuda" and kv_mb is None:
                 fit_pool(lm, (lambda slots: slots) if rank_group is None else rank_group.least)
         lm.trial, lm.part_of = trial, part_of
@@ -212,12 +210,14 @@ class PackedLM:
         """The check at load, before the model is changed. Raises ModelRefused."""
         return Trial.of(self)
 
-    def settle(self, trial: Trial | None, ranks: int) -> None:
+    def settle(self, trial: Trial | None, ranks: int, int8: bool = False, kv_mb: int | None = None) -> None:
         """Packs linear layers, checks the passes and chooses how they run. Raises ModelRefused."""
         if self.profile.can_pack(self.model, ranks):
             self.pack()
         if trial is not None:
             trial.verify(self)
+        if int8:
+            trial = keep_in_int8(self, trial, kv_mb)
         self.profile.settle(self, trial, ranks)
 
     def longest_context(self) -> int:

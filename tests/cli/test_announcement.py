@@ -43,6 +43,13 @@ def test_weights_in_another_format_are_said() -> None:
     )
 
 
+def test_ranks_are_said() -> None:
+    assert computing("cpu float32 2 ranks", read("", 0.0)) == "cpu over 2 ranks in float32"
+    assert computing("cuda bfloat16 static int8-kv 4 ranks", read(METRICS, 0.0)) == (
+        "cuda over 4 ranks in bfloat16, static passes, keys and values of 6,400 tokens in int8"
+    )
+
+
 @pytest.mark.parametrize("chat", [False, True])
 def test_the_lines_to_paste_parse_whatever_the_model_is_called(chat: bool) -> None:
     name, url = 'it\'s "mine"', "http://127.0.0.1:8000"

@@ -78,8 +78,8 @@ def variants() -> Iterator[tuple[str, str, dict[str, Any]]]:
             "WIDEN": False,
         }
         yield "_attend_item", dtype, shape | item
+        yield "_attend_item", dtype, shape | item | {"IS_INT8": True}
         if groups == 4:
-            yield "_attend_item", dtype, shape | item | {"IS_INT8": True}
             yield "_join_items", dtype, shape
         if (groups, side) == (4, 64):
             yield "_write_row", dtype, {"WIDTH": width, "PADDED": padded, **CODES}

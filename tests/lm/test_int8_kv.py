@@ -1,5 +1,6 @@
 """Keys and values in int8: what a slot holds and costs, that a row has one set of bits, steps as on a GPU."""
 
+import itertools
 import random
 from dataclasses import replace
 
@@ -8,8 +9,9 @@ import torch
 
 from outrider.lm.device.memory import first_pool
 from outrider.lm.graphs import backend_choice
+from outrider.lm.graphs.capture import eager
 from outrider.lm.kv.blocks import BLOCK
-from outrider.lm.kv.int8_plane import quantise
+from outrider.lm.kv.int8_plane import quantise, storage_of
 from outrider.lm.kv.pool import KVLayout, SlotPool
 from outrider.lm.load.check import Trial
 from outrider.lm.load.int8_kv import keep_in_int8
@@ -102,12 +104,10 @@ def test_rows_have_the_same_bits_in_random_packings_over_int8(family: str) -> No
 def test_static_steps_over_int8_give_the_logits_of_ragged_passes_over_int8(family: str) -> None:
     model = model_of(family)
     static, ragged = PackedLM(twin_of(model)), PackedLM(model)
-    backend_choice.use_graphs(static, "gathered")
-    floats = static.pool
     for lm in (static, ragged):
-        keep_in_int8(lm, Trial.of(lm), 16)
+        keep_in_int8(lm, None, 16)
+    backend_choice.use_graphs(static, "gathered")
     assert static.pool.layout.int8
-    assert static.pool is not floats
     assert static.numerics.endswith("int8-kv")
     dice = random.Random(family)
     pairs = [Pair(static, ragged, dice) for _ in range(3)]
@@ -127,9 +127,9 @@ def test_replays_over_int8_read_nothing_that_an_earlier_replay_left() -> None:
     graphs = RecordedGraphs()
     model = model_of("llama", num_hidden_layers=2)
     recorded, ragged = PackedLM(twin_of(model)), PackedLM(model)
-    backend_choice.use_graphs(recorded, "gathered", graphs)._attend = attend_everything
     for lm in (recorded, ragged):
         keep_in_int8(lm, None, 16)
+    backend_choice.use_graphs(recorded, "gathered", graphs)._attend = attend_everything
     dice = random.Random(4)
     pair = Pair(recorded, ragged, dice)
     for _ in range(10):
@@ -140,13 +140,48 @@ def test_replays_over_int8_read_nothing_that_an_earlier_replay_left() -> None:
     assert graphs.captured < 10
 
 
-def test_a_kernel_that_is_right_over_floats_and_wrong_over_int8_is_refused() -> None:
+def other_scales(plane: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+    """Writes rows of int8 with scales that are not theirs."""
+    plane.index_copy_(1, slots, rows)
+    if rows.shape[0]:
+        storage_of(plane)[1].mul_(1.5)
+
+
+def test_steps_that_write_int8_wrongly_differ_from_ragged_passes_over_int8() -> None:
     lm = PackedLM(model_of("llama"))
+    trial = keep_in_int8(lm, Trial.of(lm), 16)
+    assert trial is not None
     steps = backend_choice.use_graphs(lm, "gathered")
-    steps._write = lambda plane, slots, rows: None
-    with pytest.raises(ModelRefused, match=r"a packed tree pass (differs|gives logits that are not finite)"):
-        keep_in_int8(lm, Trial.of(lm), 16)
+    trial.verify(lm)
+    steps._write = other_scales
+    with pytest.raises(ModelRefused, match=r"differs from ragged passes over int8|that are not finite"):
+        trial.verify(lm)
     assert lm.pool.used_slots == 0
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [
+        *itertools.product(("llama", "qwen3"), (torch.float32, torch.float16, torch.bfloat16)),
+        # A code that flips may send a row to other experts.
+        *itertools.product(("gpt_oss",), (torch.float32, torch.float16)),
+    ],
+)
+def test_steps_over_int8_are_accepted_in_every_dtype(family: str, dtype: torch.dtype) -> None:
+    lm = PackedLM(model_of(family).to(dtype))
+    trial = keep_in_int8(lm, lm.first_trial(), 16)
+    assert trial is not None
+    assert 0.0 < trial.room.row < 0.41
+    backend_choice.require_graphs(lm, trial, "gathered", eager)
+    assert lm.steps is not None
+
+
+def test_where_steps_over_int8_fail_passes_stay_ragged(monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = PackedLM(model_of("llama"))
+    trial = keep_in_int8(lm, Trial.of(lm), 16)
+    monkeypatch.setattr(backend_choice, "write_indexed", other_scales)
+    backend_choice.compare_backends(lm, trial, "gathered", eager)
+    assert lm.steps is None
 
 
 def test_int8_of_a_size_holds_as_many_more_tokens_as_its_slots_are_smaller() -> None:

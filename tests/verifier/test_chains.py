@@ -234,7 +234,7 @@ def test_other_weights_are_refused_for_chains(tmp_path: Path, monkeypatch: pytes
 
 
 def test_int8_is_refused_for_keys_and_values_of_chains(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="kv_dtype = int8 for lfm2, which verifies chains"):
+    with pytest.raises(ModelRefused, match="lfm2 is not served in chains: keys and values in int8 are for"):
         load_target(options(saved(tmp_path, "lfm2"), kv_dtype="int8"))
 
 

@@ -9,8 +9,10 @@ from outrider.cli.local.stack import SECOND_VERIFIER, Stack
 from outrider.cli.observe.gauges import Reading
 from outrider.cli.observe.scrape import reading_of
 
-INT8_KV = " int8-kv"
-"""How a numerics class of keys and values in int8 ends."""
+INT8_KV = "int8-kv"
+"""Word of a numerics class of keys and values in int8."""
+RANKS = "ranks"
+"""Word of a numerics class behind the number of ranks."""
 WEIGHTS = "-weights"
 """How the word of a numerics class ends that names the format of linear layers' weights."""
 GPUS = Path("/proc/driver/nvidia/gpus")
@@ -44,7 +46,11 @@ def announcement(stack: Stack, drafter: str) -> Iterator[str]:
 
 def computing(numerics: str, reading: Reading) -> str:
     """Device, dtype and room for keys and values, from the verifier's numerics class and its metrics."""
-    device, dtype, *kind = numerics.removesuffix(INT8_KV).split()
+    device, dtype, *kind = (word for word in numerics.split() if word != INT8_KV)
+    over = ""
+    if kind[-1:] == [RANKS]:
+        over = f" over {kind[-2]} ranks"
+        kind = kind[:-2]
     weights = next((word.removesuffix(WEIGHTS) for word in kind if word.endswith(WEIGHTS)), "")
     if weights:
         kind.remove(f"{weights}{WEIGHTS}")
@@ -54,9 +60,9 @@ def computing(numerics: str, reading: Reading) -> str:
         int(one.labels["block_size"]) * int(one.labels["num_gpu_blocks"])
         for one in reading.of("cache_config_info")
     )
-    kept = " in int8" if numerics.endswith(INT8_KV) else ""
+    kept = " in int8" if INT8_KV in numerics.split() else ""
     room = f", keys and values of {slots:,} tokens{kept}" if slots else ""
-    return f"{device} in {dtype}{passes}{room}"
+    return f"{device}{over} in {dtype}{passes}{room}"
 
 
 def program(url: str, model: str, *, chat: bool, key: bool = False) -> Iterator[str]:

@@ -53,8 +53,8 @@ class AttentionMetadata:
 
 
 WriteRows = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
-"""Writes rows, ``[heads, rows, width]``: a plane, ``[heads, slots, width]``, indices of slots, and the rows.
-"""
+"""Takes a plane ``[heads, slots, width]``, slot indices and rows ``[heads, rows, width]``; writes the rows to
+these slots."""
 
 Attend = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, AttentionMetadata, AttentionParams], torch.Tensor

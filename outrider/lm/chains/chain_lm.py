@@ -86,8 +86,10 @@ class ChainLM(PackedLM):
         """The check at load, by chains alone. Raises ModelRefused."""
         return Trial.of(self, CHAINS)
 
-    def settle(self, trial: Trial | None, ranks: int) -> None:
+    def settle(self, trial: Trial | None, ranks: int, int8: bool = False, kv_mb: int | None = None) -> None:
         """Checks the passes; a model that fails may run its rows one by one. Raises ModelRefused."""
+        if int8:
+            raise self._refusal("keys and values in int8 are for packed passes; leave kv_dtype out")
         if trial is None:
             return
         try:

@@ -35,7 +35,7 @@ KERNELS = {
 """Attention kernels of a step by name, for `speculative.implementations.load_implementation`."""
 
 _WRITERS = {"triton": "outrider.lm.attention.kernels.int8_rows:write_rows"}
-"""Writers of keys and values for kernels, by the kernel's name, that have one of their own."""
+"""For kernels that have a writer of keys and values of their own: the writer, by the kernel's name."""
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _SHAPES = ((1, 1), (1, 8), (4, 1), (4, 16))

@@ -189,12 +189,6 @@ class GraphRunner:
         self._features = None
         self._is_complete = False
 
-    def use_pool(self, pool: SlotPool) -> None:
-        """Runs steps over the slots of another pool from now on, which no session may use yet."""
-        self._pool, self._captured_slots = pool, pool.slots
-        pool.deferred = {}
-        self.recapture()
-
     @torch.inference_mode()
     def capture_all(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         """Captures the sizes of steps and digests, so that no step captures one while sessions wait.

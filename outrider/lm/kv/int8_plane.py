@@ -80,7 +80,7 @@ class DequantisedPlanes(Sequence[torch.Tensor]):
 
 
 def storage_of(plane: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a kernel reads of a plane: int8 and its scales, or floats, twice: they have no scales."""
+    """What a kernel reads of a plane: codes and scales; of floats, which have no scales, the plane twice."""
     found: Any = plane
     return (found.codes, found.scales) if isinstance(found, Int8Plane) else (plane, plane)
 
@@ -88,5 +88,7 @@ def storage_of(plane: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def quantise(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows ``[..., width]`` as int8 of the same shape, and their scales, float32 ``[..., 1]``."""
     floats = rows.float()
-    scales = (floats.abs().amax(-1, keepdim=True) / MOST_CODE).clamp_(min=LEAST_SCALE)
+    # A GPU multiplies by the reciprocal of a plain number, which is another number now and then.
+    most = floats.new_full((), MOST_CODE)
+    scales = (floats.abs().amax(-1, keepdim=True) / most).clamp_(min=LEAST_SCALE)
     return (floats / scales).round_().clamp_(-MOST_CODE, MOST_CODE).to(torch.int8), scales

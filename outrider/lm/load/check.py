@@ -10,7 +10,7 @@ near the logits' own size for a wrong mask, and how far the eager forward differ
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -66,6 +66,11 @@ _OWN_FACTOR = 4.0
 _MOST_OWN = 0.05
 """Largest difference of the eager forward from itself that widens a bound: a model that differs more from
 itself could not be told from one that is served wrongly."""
+
+
+_MOST_ROOM, _MOST_ROOM_LOGIT = 0.4, 2.0
+"""Largest differences of int8 from floats that widen the bounds of other passes over int8: rows of a wrong
+mask differ by about one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +158,20 @@ class Difference(NamedTuple):
         row = (got - want).norm(dim=-1) / off
         return cls(float(((got - want).abs() / spread).max()), float(row.max()))
 
+    @classmethod
+    def worst_of(cls, got: Iterable[torch.Tensor], want: Iterable[torch.Tensor]) -> "Difference":
+        """The worst difference of sessions' logits from those expected of the same sessions."""
+        worst = _NONE
+        for ours, theirs in zip(got, want, strict=True):
+            worst = worst.worse(cls.of(ours, theirs))
+        return worst
+
     def worse(self, other: "Difference") -> "Difference":
         """The larger of two differences, each figure by itself."""
         return Difference(max(self.logit, other.logit), max(self.row, other.row))
+
+
+_NONE = Difference(0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +184,10 @@ class Trial:
     """How far rows of the eager forward differ from themselves when another sequence is computed beside them;
     as `Difference.row`."""
     shape: TrialShape = TREES
-    dtype: torch.dtype | None = None
-    """dtype whose roundings a difference may have; None: the model's."""
+    room: Difference = _NONE
+    """Difference that is accepted whatever the model's dtype."""
+    against: str = "its own eager forward"
+    """What gave the expected logits, for errors and logs."""
 
     @classmethod
     def of(cls, lm: "PackedLM", shape: TrialShape = TREES) -> "Trial":
@@ -195,43 +213,41 @@ class Trial:
             raise _refusal(lm, "its own forward gives logits that are not finite")
         return cls(sessions, expected, own, shape)
 
-    def over_ragged(self, lm: "PackedLM") -> "Trial":
-        """This trial of a model that keeps int8; ragged passes over int8 give the expected logits.
+    def over_int8(self, lm: "PackedLM") -> "Trial":
+        """This trial of a model that keeps int8 now and runs ragged passes, whose logits are expected.
 
-        Where the last bit of a number decides between two codes, rows differ by as much as in float16.
+        The last bit of a number may decide between two codes. So other passes may differ from these by as
+        much as these differ from passes over floats. Raises ModelRefused where they fail.
         """
-        steps, lm.steps = lm.steps, None
-        calls, rows = lm.forward_calls, lm.rows
-        try:
-            expected = tuple(_packed_logits(lm, self.sessions, self.shape))
-        finally:
-            lm.steps, lm.forward_calls, lm.rows = steps, calls, rows
-        dtype = lm.model.dtype if lm.model.dtype.itemsize == 2 else torch.float16
-        return replace(self, expected=expected, dtype=dtype)
+        found = self._logits_of(lm)
+        room = Difference.worst_of(found, self.expected)
+        room = Difference(min(room.logit, _MOST_ROOM_LOGIT), min(room.row, _MOST_ROOM))
+        return replace(self, expected=tuple(found), room=room, against="ragged passes over int8")
 
     def verify(self, lm: Checkable) -> None:
         """Runs packed passes over the same sessions. Raises ModelRefused if any row of logits differs."""
+        found = self._logits_of(lm)
+        if not all(torch.isfinite(logits).all() for logits in found):
+            raise _refusal(lm, f"{self.shape.what} gives logits that are not finite")
+        self._judge(lm, Difference.worst_of(found, self.expected))
+
+    def _logits_of(self, lm: Checkable) -> list[torch.Tensor]:
+        """Logits of the sessions by the packed passes of ``lm``. Raises ModelRefused where they fail."""
         calls, rows = lm.forward_calls, lm.rows
         try:
-            found = _packed_logits(lm, self.sessions, self.shape)
+            return _packed_logits(lm, self.sessions, self.shape)
         except OutriderError:
             raise
         except Exception as error:
             raise _refusal(lm, f"{self.shape.what} fails with {type(error).__name__}: {error}") from error
         finally:
             lm.forward_calls, lm.rows = calls, rows
-        worst = Difference(0.0, 0.0)
-        for got, want in zip(found, self.expected, strict=True):
-            if not torch.isfinite(got).all():
-                raise _refusal(lm, f"{self.shape.what} gives logits that are not finite")
-            worst = worst.worse(Difference.of(got, want))
-        self._judge(lm, worst)
 
     def _judge(self, lm: Checkable, worst: Difference) -> None:
         """Logs the worst difference. Raises ModelRefused where it is too large."""
-        dtype = self.dtype or lm.model.dtype
-        allowed = max(_ROW_TOLERANCE[dtype], _OWN_FACTOR * min(self.own, _MOST_OWN))
-        allowed_logit = _TOLERANCE[dtype]
+        dtype = lm.model.dtype
+        allowed = max(_ROW_TOLERANCE[dtype], _OWN_FACTOR * min(self.own, _MOST_OWN), self.room.row)
+        allowed_logit = max(_TOLERANCE[dtype], self.room.logit)
         fields = {
             "row": worst.row,
             "row_accepted": allowed,
@@ -239,11 +255,11 @@ class Trial:
             "logit_accepted": allowed_logit,
             "own": self.own,
         }
-        log.info("packed passes differ from the model's own forward by", extra={"fields": fields})
+        log.info("packed passes differ from %s by", self.against, extra={"fields": fields})
         if worst.row > allowed or worst.logit > allowed_logit:
             raise _refusal(
                 lm,
-                f"{self.shape.what} differs from its own eager forward by {worst.logit:.2g} of the logits' "
+                f"{self.shape.what} differs from {self.against} by {worst.logit:.2g} of the logits' "
                 f"spread ({allowed_logit:g} is accepted) and by {worst.row:.2g} of a row ({allowed:.2g})",
             )
 

@@ -1,5 +1,6 @@
-"""Gives a loaded model, which was checked with floats, keys and values in int8."""
+"""Gives a model that is being loaded keys and values in int8, once its check over floats is passed."""
 
+import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -7,36 +8,29 @@ import torch
 
 from outrider.lm.kv.blocks import BLOCK
 from outrider.lm.kv.pool import SlotPool
-from speculative.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from outrider.lm.load.check import Trial
     from outrider.lm.runner import PackedLM
 
+log = logging.getLogger(__name__)
 
-def keep_in_int8(lm: "PackedLM", trial: "Trial | None", kv_mb: int | None) -> None:
-    """Has the model keep keys and values in int8, in a pool of ``kv_mb`` MiB; no session may be open.
 
-    Steps of static shape are checked against ragged passes over int8, since the check at load compared floats
-    with the model's own forward. Raises InvalidRequest for a model that runs chains, ModelRefused where steps
-    differ from ragged passes.
+def keep_in_int8(lm: "PackedLM", trial: "Trial | None", kv_mb: int | None) -> "Trial | None":
+    """Has the model, of which all passes are ragged yet, keep keys and values in a pool of ``kv_mb`` MiB.
+
+    Returns the trial for all other kinds of passes, which have to give what ragged passes over int8 give: the
+    model's own forward, over floats, gives something else. Logs how far int8 is from floats.
     """
-    if lm.pool.chains_only:
-        raise InvalidRequest(
-            f"kv_dtype = int8 for {lm.model_type}, which verifies chains: chains keep floats alone; leave "
-            "kv_dtype out"
-        )
     layout = replace(lm.pool.layout, int8=True)
     # The floats' memory is given back before int8 takes its own.
-    _use(lm, SlotPool(layout, BLOCK))
+    lm.pool = SlotPool(layout, BLOCK)
     if layout.device.type == "cuda":
         torch.cuda.empty_cache()
-    _use(lm, lm.first_pool(layout, kv_mb))
-    if lm.steps is not None and trial is not None:
-        trial.over_ragged(lm).verify(lm)
-
-
-def _use(lm: "PackedLM", pool: SlotPool) -> None:
-    lm.pool = pool
-    if lm.steps is not None:
-        lm.steps.use_pool(pool)
+    lm.pool = lm.first_pool(layout, kv_mb)
+    if trial is None:
+        return None
+    found = trial.over_int8(lm)
+    fields = {"row": found.room.row, "logit": found.room.logit}
+    log.info("keys and values in int8 differ from floats by", extra={"fields": fields})
+    return found

@@ -1,6 +1,6 @@
 """Writes rows of keys or values to slots in int8, in one Triton launch where torch's operations take ten.
 
-Codes and scales are to the bit those of `outrider.lm.kv.int8_plane.quantise`. Needs triton.
+Codes and scales of finite rows are to the bit those of `outrider.lm.kv.int8_plane.quantise`. Needs triton.
 """
 
 from typing import Any
@@ -43,7 +43,7 @@ def _write_row(
     there = rows + head * row_head + row.to(tl.int64) * row_row + column * row_column
     found = tl.load(there, mask=inside, other=0.0).to(tl.float32)
     scale = tl.maximum(tl.div_rn(tl.max(tl.abs(found), 0), MOST), LEAST)
-    # A maximum passes over what is not a number; the sum does not, and nor may the slot.
+    # A maximum ignores NaN, and a slot must not. So NaN is added through a sum.
     scale += tl.sum(found * 0.0, 0)
     code = tl.div_rn(found, scale)
     # Adding 1.5 * 2**23 leaves no room for a fraction: halves go to the even number, as torch rounds them.

@@ -74,9 +74,9 @@ def attend_tiles(
 def loop_of(width: int, bytes_each: int, side: int) -> dict[str, int]:
     """How a tile of ``side`` queries loops over slots: the keys of a turn, and the stages of its pipeline.
 
-    The stages of keys and values fit the shared memory; int8 is counted as what it becomes there. A large
-    tile takes half as many keys: with fewer registers and less shared memory more programs share a processor,
-    which hides what each of them waits for.
+    The stages of keys and values fit the shared memory; int8 counts at the width of the queries, to which it
+    is converted. A large tile takes half as many keys: with fewer registers and less shared memory more
+    programs share a processor, which hides what each of them waits for.
     """
     row = width * bytes_each
     keys = 64 if row <= 256 else 32 if row <= 512 else 16
