@@ -165,7 +165,7 @@ def by_field(by_vocabulary: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def parse() -> argparse.Namespace:
-    """Parses the flags; the figures in the docs have the default flags."""
+    """Parses the flags."""
 
     def numbers(text: str) -> list[int]:
         return [int(number) for number in text.split(",")]
@@ -179,10 +179,10 @@ def parse() -> argparse.Namespace:
         "--heads", type=lambda text: text.split(","), default=list(HEADS), help="flat, peaked or both"
     )
     parser.add_argument(
-        "--tokens", type=int, default=96, help="tokens of a single stream; many get half of it"
+        "--tokens", type=int, default=512, help="tokens of a single stream; many get half of it"
     )
     parser.add_argument(
-        "--generate-tokens", type=int, default=256, help="the most tokens of one batch of `generate`"
+        "--generate-tokens", type=int, default=1024, help="the most tokens of one batch of `generate`"
     )
     parser.add_argument("--repeats", type=int, default=3, help="repeats of every arm")
     parser.add_argument("--passes", default="compiled", help="our passes, as `outrider up --passes` says")
