@@ -78,7 +78,7 @@ class RetrievalService(SourceServer[RetrievalWorker]):
         return RetrievalWorker(loaded.catalogue, profile, publish, self._observe, shape=settings.shape)
 
     def _ready(self) -> tuple[RetrievalWorker, Loaded]:
-        if self._ending:  # the worker's thread would never answer
+        if self._ending:  # what is loaded is being closed
             raise Unavailable(ENDING)
         if self._loaded is None:
             raise Unavailable(LOADING)

@@ -20,7 +20,7 @@ from outrider.learning.order import LessonOrder
 from outrider.learning.pace import LessonPace, Surroundings
 from outrider.learning.passages import Passage, PassageBuffer
 from outrider.learning.versions import WeightVersions
-from speculative.errors import OutriderError
+from speculative.errors import OutriderError, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,8 @@ class Serving(Protocol[T]):
     def swap(self, loaded: T, version: int) -> "Future[T]":
         """Has a version draft from the next pass on; the future gets what drafted before.
 
-        The future raises ValueError, with nothing changed, for what cannot take the place of that.
+        The future raises, with nothing changed, ValueError for what cannot take the place of that, and
+        Unavailable once nothing drafts any more.
         """
 
     def discard(self, loaded: T) -> None:
@@ -249,6 +250,9 @@ class Learner(Generic[T]):
             except ValueError as error:
                 serving.discard(loaded)
                 self._ended("unloadable", str(error), version)
+                return False
+            except Unavailable:
+                serving.discard(loaded)
                 return False
             else:
                 break

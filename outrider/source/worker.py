@@ -10,6 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -27,7 +28,7 @@ from outrider.source.events import (
 from outrider.source.followed import FollowedIds, FollowedSession, SourceProfile
 from outrider.source.roster import Roster
 from outrider.wire.observed import observed_from_wire
-from speculative.errors import InvalidRequest, Overloaded
+from speculative.errors import InvalidRequest, Overloaded, Unavailable
 from speculative.fragment import Fragment
 from speculative.observed import Observed
 
@@ -65,6 +66,11 @@ class _Call:
         except BaseException as error:
             self.result.set_exception(error)
 
+    def refuse(self) -> None:
+        """Tells the caller that the function will not run."""
+        if self.result.set_running_or_notify_cancel():
+            self.result.set_exception(Unavailable("the source has stopped; ask another one"))
+
 
 class SourceWorker(ABC, Generic[S]):
     """Follows sessions and drafts for them. Subclasses say how: `open` and `work`, and hooks as they need.
@@ -98,6 +104,7 @@ class SourceWorker(ABC, Generic[S]):
         self._inbox: queue.SimpleQueue[Event | _Call | None] = queue.SimpleQueue()
         self._outgoing: dict[int, Outgoing] = {}
         self._stopping = False
+        self._has_ended = False
 
     # What a source is made of.
 
@@ -161,9 +168,14 @@ class SourceWorker(ABC, Generic[S]):
         return self._inbox.qsize()
 
     def call(self, function: Callable[[], T]) -> "Future[T]":
-        """Has a function run in the worker's thread, between two pieces of work."""
+        """Has a function run in the worker's thread, between two pieces of work.
+
+        The future raises Unavailable where `run` ends before that.
+        """
         result: Future[T] = Future()
         self._inbox.put(_Call(function, result))
+        if self._has_ended:  # looked at behind `put`: either this thread refuses the call, or the worker's
+            self._refuse_calls()
         return result
 
     def stop(self) -> None:
@@ -175,10 +187,14 @@ class SourceWorker(ABC, Generic[S]):
     def run(self) -> None:
         """The thread's function: works until `stop`."""
         idle = True
-        while not self._stopping:
-            self.take_in(wait=idle)
-            idle = not self.work()
-        self.shut_down()
+        try:
+            while not self._stopping:
+                self.take_in(wait=idle)
+                idle = not self.work()
+            self.shut_down()
+        finally:
+            self._has_ended = True
+            self._refuse_calls()
 
     def take_in(self, *, wait: bool) -> None:
         """Handles all events that have arrived; with `wait` at least one, or the end of a grace period."""
@@ -226,6 +242,13 @@ class SourceWorker(ABC, Generic[S]):
         if self._outgoing:
             outgoing, self._outgoing = self._outgoing, {}
             self._publish(outgoing)
+
+    def _refuse_calls(self) -> None:
+        """Refuses all calls that wait, once nobody takes them in any more. For any thread."""
+        with suppress(queue.Empty):
+            while True:
+                if isinstance(event := self._inbox.get_nowait(), _Call):
+                    event.refuse()
 
     def _out(self, stream: int) -> Outgoing:
         return self._outgoing.setdefault(stream, Outgoing(weights_version=self.version))

@@ -15,7 +15,7 @@ from outrider.learning.metrics import LearningMetrics
 from outrider.learning.passages import Passage, PassageBuffer
 from outrider.learning.versions import WeightVersions
 from outrider.runtime.metrics import Metrics
-from speculative.errors import InvalidRequest
+from speculative.errors import InvalidRequest, Unavailable
 
 CHILD = "tests.learning.scripted_child"
 PLACES = 16
@@ -35,6 +35,8 @@ class Serving:
     def __init__(self) -> None:
         self.drafts_with = "given"
         self.refuses = False
+        self.has_stopped = False
+        self.discarded: list[str] = []
 
     def load(self, name: str) -> str:
         if self.refuses:
@@ -43,12 +45,15 @@ class Serving:
 
     def swap(self, loaded: str, version: int) -> "Future[str]":
         before: Future[str] = Future()
+        if self.has_stopped:
+            before.set_exception(Unavailable("the source has stopped"))
+            return before
         before.set_result(self.drafts_with)
         self.drafts_with = loaded
         return before
 
     def discard(self, loaded: str) -> None:
-        pass
+        self.discarded.append(loaded)
 
 
 class School:
@@ -158,6 +163,16 @@ def test_the_acceptance_that_is_shown_is_that_of_the_weights_that_serve(school: 
     school.serving.refuses = False
     assert school.learner().run_lesson() is not None
     assert school.acceptance() == 12 / PLACES, "of version 2"
+
+
+def test_weights_that_come_when_nothing_drafts_any_more_are_freed_and_no_lesson_has_failed(
+    school: School,
+) -> None:
+    school.serving.has_stopped = True
+    assert school.learner().run_lesson() is None
+    assert school.serving.discarded == [str(school.folder / "1")]
+    assert school.outcomes() == {}
+    assert school.versions.state.current == 0
 
 
 def test_a_lesson_scores_a_bounded_number_of_passages_however_many_are_kept(school: School) -> None:

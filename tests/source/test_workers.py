@@ -3,12 +3,14 @@
 import re
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
 from outrider.source.events import MalformedFollow, Progress, SessionEnded, StreamClosed
 from outrider.wire.codec import SessionKey
+from speculative.errors import Unavailable
 from speculative.hashing import prefix_hash
 from tests.source.support.workers import GRACE_S, MAX_LENGTH, PROMPT, WORKERS, Driven, follow, progress
 
@@ -233,6 +235,24 @@ def test_a_call_runs_in_the_workers_thread_and_gives_its_result_or_error(driven:
     driven()
     assert fine.result(0) == 5
     assert isinstance(wrong.exception(0), ZeroDivisionError)
+
+
+def test_a_call_that_its_thread_no_longer_runs_is_refused_at_once(
+    driven: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, calls = driven.worker, list[Future[int]]()
+
+    def call() -> None:
+        calls.append(worker.call(lambda: 5))
+
+    monkeypatch.setattr(worker, "shut_down", call)  # when the thread has taken in its last event
+    worker.stop()
+    worker.run()
+    call()
+    for refused in calls:
+        with pytest.raises(Unavailable, match="the source has stopped"):
+            refused.result(0)
+    assert len(calls) == 2
 
 
 @pytest.fixture
