@@ -24,7 +24,7 @@ from retrieval_service.corpus.index import CorpusIndex
 from retrieval_service.forgetting import Forgetting
 from retrieval_service.loading import Loaded, open_corpus
 from retrieval_service.settings import RetrievalSettings
-from retrieval_service.turns import Turns
+from retrieval_service.turns import Turns, in_thread
 from retrieval_service.worker import RetrievalWorker
 from speculative.errors import InvalidRequest, OutriderError, Overloaded, Unavailable
 
@@ -167,7 +167,7 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
                 async with self._builds.loading(path):
                     found = await _in_worker(worker, lambda: loaded.catalogue.remove(key))
                     # A damaged corpus could not be loaded, and is removed all the same.
-                    found = await asyncio.to_thread(loaded.store.remove, key) or found
+                    found = await in_thread(loaded.store.remove, key) or found
         if not found:
             raise NoSuchCorpus(f"no corpus {key} is {'there' if request.remove else 'loaded'}")
         return retrieval_pb2.UnloadCorpusResponse()
@@ -275,7 +275,7 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
         """Maps a corpus of the service's folder and adds it. Raises CorpusError, InvalidRequest."""
         path = loaded.store.path(key)
         async with self._builds.loading(path):
-            index = await asyncio.to_thread(open_corpus, path, loaded.tokens)
+            index = await in_thread(open_corpus, path, loaded.tokens)
             await _in_worker(worker, lambda: loaded.catalogue.add(key, index))
         return _described(key, index)
 

@@ -1,4 +1,7 @@
-"""Calls that wait for each other without holding threads: those of one tenant, or for one corpus."""
+"""Calls that wait for each other without holding threads: those of one tenant, or for one corpus.
+
+A call that is cancelled keeps its turn until what it has begun in a thread has ended.
+"""
 
 import asyncio
 import logging
@@ -47,10 +50,22 @@ class Turns(Generic[K]):
             turn.release()
             raise
         running.add_done_callback(lambda _: turn.release())
-        try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            await asyncio.wait((running,))
-            if not running.cancelled() and (error := running.exception()) is not None:
-                log.warning("a call was cancelled, and what it had begun failed: %s", error)
-            raise
+        return await _to_its_end(running)
+
+
+async def in_thread(work: Callable[..., T], *given: object) -> T:
+    """`asyncio.to_thread` for work that needs what its call holds.
+
+    A call that is cancelled waits for `work` to end, then raises CancelledError.
+    """
+    return await _to_its_end(asyncio.ensure_future(asyncio.to_thread(work, *given)))
+
+
+async def _to_its_end(running: "asyncio.Future[T]") -> T:
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait((running,))
+        if not running.cancelled() and (error := running.exception()) is not None:
+            log.warning("a call was cancelled, and what it had begun failed: %s", error)
+        raise

@@ -23,7 +23,7 @@ from retrieval_service.corpus.bounded_disk import BoundedDisk
 from retrieval_service.corpus.errors import CorpusError
 from retrieval_service.corpus.manage import discard, is_unfinished
 from retrieval_service.corpus.texts import PIECE
-from retrieval_service.turns import Turns
+from retrieval_service.turns import Turns, in_thread
 from speculative.errors import InvalidRequest, OutriderError, Overloaded, Superseded
 
 log = logging.getLogger(__name__)
@@ -236,7 +236,8 @@ class Builds:
     def loading(self, path: Path) -> AbstractAsyncContextManager[None]:
         """Context in which no other call loads or removes this corpus; waits for calls that do.
 
-        So no call adds a corpus whose files were removed or replaced after the call opened them.
+        So no call adds a corpus whose files were removed or replaced after the call opened them. What a
+        call does to the files in a thread is for `in_thread`, which ends before the call does.
         """
         return self._loading.of(path)
 
@@ -275,7 +276,7 @@ class Builds:
     async def _discard(self, path: Path) -> None:
         """Removes the files of a failed build: no later build would continue from them."""
         try:
-            await asyncio.to_thread(discard, path)
+            await in_thread(discard, path)
         except CorpusError as error:
             log.warning("left as it is: %s", error)
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from live_retrieval import LINE, Attached, Code, apart, refused, serving
+from live_retrieval import LINE, Attached, Code, Live, apart, refused, serving
 
 from outrider.runtime.children import ServiceFailed, ServiceProcess
 from outrider.v1 import common_pb2, draft_source_pb2, retrieval_pb2
 from retrieval_service.building.builds import Builds
 from retrieval_service.loading import open_corpus
+from retrieval_service.store import CorpusStore
 
 
 async def until_drafts(attached: Attached, source: str, ids: Iterable[int]) -> list[int]:
@@ -238,6 +239,80 @@ async def test_a_corpus_that_is_removed_while_a_call_loads_it_stays_removed(
         await asyncio.gather(loading, unloading)
         assert await live.names() == []
         assert not list((tmp_path / "corpora").glob("*/*"))
+
+
+LINES = retrieval_pb2.CorpusName(name="lines", public=True)
+
+
+async def cancelled_at(live: Live, call: Any, begun: threading.Event) -> None:
+    """Cancels a call once its thread has begun, and lets the service hear of it."""
+    sent = asyncio.ensure_future(call)
+    assert await asyncio.to_thread(begun.wait, 60)
+    sent.cancel()
+    for _ in range(20):
+        await live.names()
+
+
+async def test_no_call_builds_or_loads_a_corpus_that_a_cancelled_call_still_removes(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    remove = CorpusStore.remove
+
+    def remove_slowly(*given: Any) -> bool:
+        begun.set()
+        assert go_on.wait(60)
+        return remove(*given)
+
+    monkeypatch.setattr(CorpusStore, "remove", remove_slowly)
+    async with serving(tiny_llama, tmp_path) as live:
+        await live.build("lines", LINE)
+        try:
+            unload = retrieval_pb2.UnloadCorpusRequest(name=LINES, remove=True)
+            await cancelled_at(live, live.retrieval.UnloadCorpus(unload, timeout=100), begun)
+            assert (await refused(live.build("lines", LINE))).code() is Code.ABORTED
+            load = live.retrieval.LoadCorpus(retrieval_pb2.LoadCorpusRequest(name=LINES), timeout=100)
+            loading = asyncio.ensure_future(load)
+            await live.names()
+        finally:
+            go_on.set()
+        assert (await refused(loading)).code() is Code.NOT_FOUND
+        assert (await live.build("lines", LINE)).documents == 1
+
+
+async def test_no_call_removes_a_corpus_that_a_cancelled_call_still_opens(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on, order = threading.Event(), threading.Event(), list[str]()
+    remove = CorpusStore.remove
+
+    def open_slowly(*given: Any) -> Any:
+        begun.set()
+        assert go_on.wait(60)
+        index = open_corpus(*given)
+        order.append("opened")
+        return index
+
+    def note_removal(*given: Any) -> bool:
+        order.append("removed")
+        return remove(*given)
+
+    async with serving(tiny_llama, tmp_path) as live:
+        await live.build("lines", LINE)
+        monkeypatch.setattr("retrieval_service.server.open_corpus", open_slowly)
+        monkeypatch.setattr(CorpusStore, "remove", note_removal)
+        try:
+            load = live.retrieval.LoadCorpus(retrieval_pb2.LoadCorpusRequest(name=LINES), timeout=100)
+            await cancelled_at(live, load, begun)
+            unload = retrieval_pb2.UnloadCorpusRequest(name=LINES, remove=True)
+            unloading = asyncio.ensure_future(live.retrieval.UnloadCorpus(unload, timeout=100))
+            for _ in range(20):
+                await live.names()
+        finally:
+            go_on.set()
+        await unloading
+        assert order == ["opened", "removed"]
+        assert await live.names() == []
 
 
 async def test_only_what_its_requests_allowed_to_learn_from_is_exported_and_only_to_its_tenant(
