@@ -138,7 +138,7 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
             explained_disk_errors(f"corpus {key} is not built"),
         ):
             await self._builds.check_room(path)  # before documents are taken in vain
-            with Spool(loaded.store.root, tokens, room) as spool:
+            async with Spool(loaded.store.root, tokens, room) as spool:
                 async for message in messages:
                     await asyncio.to_thread(spool.add, await parsed(message, DOCUMENT_BOUNDS))
                 await self._builds.run(path, spool, key.owner)

@@ -88,7 +88,7 @@ class SpoolRoom:
 
 
 class Spool:
-    """A temporary file of documents on their way into a corpus; a context manager removes it."""
+    """A temporary file of documents on their way into a corpus; an `async with` statement removes it."""
 
     def __init__(self, folder: Path, tokens: TokenTable, room: SpoolRoom) -> None:
         self._tokens = tokens
@@ -103,20 +103,24 @@ class Spool:
         self.tokenizer = Path(self._folder.name) / "tokenizer.json"
         self.path = Path(self._folder.name) / "documents"
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
         try:
-            self._lock = _locked(Path(self._folder.name))
-            self._file = self.path.open("w", encoding="utf-8")
-            self.tokenizer.write_text(self._tokens.to_json(), encoding="utf-8")
+            await in_thread(self._open)
         except BaseException:
             self._remove()
             raise
         return self
 
-    def __exit__(
+    async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._remove()
+        self._remove()  # here and now: a call of a server that stops may get no other turn
+
+    def _open(self) -> None:
+        """Opens the files; in a thread, as the tokenizer may have many MB."""
+        self._lock = _locked(Path(self._folder.name))
+        self._file = self.path.open("w", encoding="utf-8")
+        self.tokenizer.write_text(self._tokens.to_json(), encoding="utf-8")
 
     def _remove(self) -> None:
         with self._writing:  # a thread may still add a document of a call that was cancelled

@@ -3,7 +3,9 @@
 import asyncio
 import errno
 import os
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import chain, repeat
 from pathlib import Path
 
@@ -123,29 +125,53 @@ def test_builds_of_one_tenant_share_its_room_and_give_it_back() -> None:
     assert SpoolRoom(1).most_mb == 1
 
 
-def test_a_document_that_comes_after_the_end_of_its_build_takes_no_room(
+async def test_a_document_that_comes_after_the_end_of_its_build_takes_no_room(
     tokens: TokenTable, tmp_path: Path
 ) -> None:
     room = SpoolRoom(1)
-    with Spool(tmp_path, tokens, room) as spool:
+    async with Spool(tmp_path, tokens, room) as spool:
         spool.add(Build(text="one"))
     with pytest.raises(ValueError, match="not open"):
         spool.add(Build(text="two"))
     room.take(1 << 20)
 
 
-def test_a_spool_that_cannot_be_opened_leaves_no_file_open_and_no_folder(
+def open_files() -> Iterator[str]:
+    """Files that this process has open."""
+    for file in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed since it was listed
+            yield os.readlink(file)
+
+
+async def test_a_spool_that_cannot_be_opened_leaves_no_file_open_and_no_folder(
     tokens: TokenTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "open", full)
-    before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(OSError, match="No space"), Spool(tmp_path, tokens, SpoolRoom(1)):
-        pass
-    assert len(os.listdir("/proc/self/fd")) == before
-    assert not list(tmp_path.iterdir())
+    with pytest.raises(OSError, match="No space"):
+        async with Spool(tmp_path, tokens, SpoolRoom(1)):
+            pass
+    assert not [file for file in open_files() if str(tmp_path) in file]
+    assert not os.listdir(tmp_path)
+
+
+async def test_the_tokenizer_of_a_build_is_written_off_the_event_loop(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    real = TokenTable.to_json
+
+    def to_json(tokens: TokenTable) -> str:
+        threads.append(threading.current_thread())
+        return real(tokens)
+
+    async with serving(tiny_llama, tmp_path) as live:
+        monkeypatch.setattr(TokenTable, "to_json", to_json)
+        assert (await live.build("x", LINE)).documents == 1
+    assert len(threads) == 1
+    assert threading.current_thread() not in threads
 
 
 @pytest.mark.parametrize("said", [[start("x")], []], ids=["more", "at all"])
