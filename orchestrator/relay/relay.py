@@ -90,16 +90,19 @@ class Relay:
             if self._running.get(request.key) is state:
                 del self._running[request.key]
             if relayed.ended or not request.resumable or not relayed.epoch:
-                self._ledger.ended(request, target.name, opener.recorded, whole=relayed.ended)
+                self._ledger.ended(request, target.name, opener.recorded, whole=relayed.is_kept)
             else:
                 self._ledger.left(request.key, opener.recorded)
 
     async def cancel(self, key: SessionKey) -> bool:
         """End the session's current request, here or where the record has it; False if none was running."""
         state = self._running.get(key)
+        ends_here = state is not None and state.pauses
         if state is not None:
             state.cancel()
         record = await self._ledger.cancel(key)
+        if ends_here:  # the verifier on record is lost, and would not answer
+            return True
         link = self._fleet.verifiers.get(record.verifier) if record is not None else None
         if record is None or link is None:
             waits = record is not None and not record.verifier and not record.cancelled

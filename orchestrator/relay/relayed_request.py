@@ -29,9 +29,11 @@ from orchestrator.relay.delivery import (
 from orchestrator.relay.opener import OlderVerifier, Opener, OpenPlan, Placement
 from orchestrator.relay.request_state import RecoveryPauses, RequestDeadline, RequestState
 from orchestrator.store.ledger import Ledger, Whereabouts
-from outrider.v1 import verifier_pb2
+from outrider.v1 import common_pb2, verifier_pb2
 from outrider.wire.codec import CommittedCode, finish_from_wire
+from outrider.wire.criteria import promise_to_wire
 from outrider.wire.status import peer_text
+from speculative.acceptance.criterion import Promise
 from speculative.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -40,7 +42,7 @@ from speculative.errors import (
     Superseded,
     Unavailable,
 )
-from speculative.stop import stop_bytes
+from speculative.stop import FinishReason, stop_bytes
 from speculative.text import TextStream
 
 log = logging.getLogger(__name__)
@@ -83,6 +85,8 @@ class RelayedRequest:
         """The sources that draft for the request."""
         self._state = state
         self._placement: Placement | None = None
+        self._ended_lost = False
+        """Whether the last choices ended while no verifier had them."""
         self._cancel_watch: asyncio.Task[None] | None = None
         self.epoch = 0
         """The latest epoch under which the request was opened; 0: none yet."""
@@ -101,6 +105,11 @@ class RelayedRequest:
     def ended(self) -> bool:
         """Whether every choice has ended."""
         return not self._unfinished
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether every choice has ended at a verifier, which keeps the keys and values for a while."""
+        return self.ended and not self._ended_lost
 
     def sources_instead(self, staying: Collection[str] = ()) -> tuple[ChosenSource, ...]:
         """The sources that the request should have now; see `Fleet.sources_instead`."""
@@ -152,8 +161,12 @@ class RelayedRequest:
                 return
             except VerifierLost as lost:
                 began = time.monotonic()
-                placement = await self._recover(placement, lost)
-                first = Recovered(time.monotonic() - began)
+                recovered = await self._recover(placement, lost)
+                if recovered is None:
+                    for event in self._cancelled():
+                        yield event
+                    return
+                placement, first = recovered, Recovered(time.monotonic() - began)
             except Moved as moved:
                 placement, first = moved.placement, Recovered(moved.took_s)
 
@@ -240,14 +253,33 @@ class RelayedRequest:
             events.append(Delivered(choice, delta, placement.epoch))
         reason = finish_from_wire(committed.finished)
         if reason is not None:
-            del self._unfinished[choice]
-            usage = delivery.usage(committed.usage, self._source_names)
-            accepted = usage.accepted_by_source
-            self._fleet.drafted(self.target, (it for it in self.sources if accepted.get(it.name, 0)))
-            # Nothing says which verifiers decoded the tokens that the client had already.
-            usage.replay_identical &= len(self._numerics) == 1 and self._request.have is None
-            text, code = delivery.finish(reason), committed.code
-            events.append(Finished(choice, reason, usage, text, committed.message, code))
+            finished = self._finished(choice, reason, committed.usage, committed.message, committed.code)
+            events.append(finished)
+        return events
+
+    def _finished(
+        self, choice: int, reason: FinishReason, last: common_pb2.Usage, message: str = "", code: int = 0
+    ) -> Finished:
+        """End a choice; `last` is the usage that its last verifier reported."""
+        delivery = self._unfinished.pop(choice)
+        usage = delivery.usage(last, self._source_names)
+        accepted = usage.accepted_by_source
+        self._fleet.drafted(self.target, (it for it in self.sources if accepted.get(it.name, 0)))
+        # Nothing says which verifiers decoded the tokens that the client had already.
+        usage.replay_identical &= len(self._numerics) == 1 and self._request.have is None
+        return Finished(choice, reason, usage, delivery.finish(reason), message, code)
+
+    def _cancelled(self) -> list[Event]:
+        """End all choices as cancelled while no verifier has them."""
+        self._ended_lost = True
+        criterion = self._request.speculation.criterion
+        promise = Promise.SAME_IDS if criterion is None else criterion.promise
+        last = common_pb2.Usage(prompt_tokens=len(self._request.ids), promise=promise_to_wire(promise))
+        events: list[Event] = []
+        for choice in list(self._unfinished):
+            finished = self._finished(choice, FinishReason.CANCELLED, last)
+            finished.usage.recoveries -= 1  # of the last loss, after which the choice went on nowhere
+            events.append(finished)
         return events
 
     def _generated(self) -> dict[int, list[int]]:
@@ -301,8 +333,8 @@ class RelayedRequest:
         why = "can be reached" if refusal is None else "takes the request now"
         raise Unavailable(f"no verifier of model {name!r} {why}; retry") from refusal
 
-    async def _recover(self, placement: Placement, lost: VerifierLost) -> Placement:
-        """Open the request on another verifier as soon as one takes it.
+    async def _recover(self, placement: Placement, lost: VerifierLost) -> Placement | None:
+        """Open the request on another verifier as soon as one takes it; None once it is cancelled.
 
         Raises Unavailable where none does in time, and the error that ended the request meanwhile.
         """
@@ -316,6 +348,8 @@ class RelayedRequest:
         while True:
             if self._state.error is not None:
                 raise self._state.error
+            if self._state.cancelled:
+                return None
             try:
                 plan = self._plan(placement.epoch, recovered=True)
                 return await self._open(plan, Whereabouts())
@@ -325,7 +359,21 @@ class RelayedRequest:
                 pause_s = pauses.next_s()
                 if pause_s is None:
                     raise Unavailable(f"the request lost its verifier; since then: {refusal}") from refusal
-            await asyncio.sleep(pause_s)
+            await self._pause(pause_s)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait so long, or until the request is cancelled or ended."""
+        over = asyncio.Event()
+        self._state.attach(lambda _: over.set())
+        self._state.when_cancelled(over.set)
+        self._state.pauses = True
+        try:
+            async with asyncio.timeout(seconds):
+                await over.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._state.pauses = False
 
 
 def _text_of(request: AdmittedRequest, target: TargetModel) -> TextStream | None:

@@ -27,11 +27,13 @@ class RequestState:
         """The highest epoch that the session is known to have had; 0: none.
 
         An epoch counts as soon as this process sends an Open under it, since an Open can arrive late."""
+        self.pauses = False
+        """Whether no verifier has the request, and none is asked just now; a Cancel ends it here then."""
         self._fail_readers: Callable[[OutriderError], None] | None = None
         self._on_cancel: Callable[[], None] | None = None
 
     def cancel(self) -> None:
-        """The client wants no more; a request that waits to begin waits no longer."""
+        """The client wants no more; a request that waits, to begin or for a verifier, waits no longer."""
         self.cancelled = True
         if self._on_cancel is not None:
             self._on_cancel()

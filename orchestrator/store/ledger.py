@@ -114,7 +114,7 @@ class Ledger:
         """The request has ended, or was not opened.
 
         Args:
-            whole: whether every choice ended; its verifier keeps the keys and values for a while then.
+            whole: whether every choice ended at a verifier, which keeps the keys and values for a while.
         """
         self._outbox.ended(request.key, epoch, scope_of(request.key, model), request.ids if whole else ())
         self._work.set()

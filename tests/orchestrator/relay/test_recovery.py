@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 from grpc.aio import AioRpcError
 
+from orchestrator.relay.request_state import RecoveryPauses
 from outrider.v1 import generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationStub
 from outrider.wire.channel import open_channel
 from outrider.wire.codec import SessionKey
-from speculative.errors import Superseded
+from speculative.errors import Superseded, Unavailable
+from speculative.stop import FinishReason
 from tests.in_time import in_time
 
 QUICK = {"silent_s": 0.6}
@@ -190,6 +192,57 @@ async def test_a_later_request_ends_one_that_is_recovering(world: Any) -> None:
     with pytest.raises(Superseded):
         await stream.completion()
     assert (await later.completion()).ids == WHOLE[:4]
+
+
+@pytest.fixture
+def paused(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Is set once a recovery pauses, for ten minutes, between two attempts."""
+    begun = asyncio.Event()
+
+    def next_s(_: RecoveryPauses) -> float:
+        begun.set()
+        return 600.0
+
+    monkeypatch.setattr(RecoveryPauses, "next_s", next_s)
+    return begun
+
+
+async def recovering(world: Any, paused: asyncio.Event, n: int = 1) -> tuple[Any, Any]:
+    """A front, and a stream of it, session `mine`, that waits for a verifier; there is none."""
+    front, first, second = await two(world)
+    await second.server.stop(0)
+    await world.until(lambda: not front.sample("peer_up", peer=second.address))
+    stream = front.client.stream(ids=[5], max_tokens=LIMIT - 1, session="mine", n=n, seed=7)
+    await anext(stream)
+    await first.server.stop(0)
+    async with asyncio.timeout(60):
+        await paused.wait()
+    return front, stream
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_a_cancel_ends_a_request_that_waits_for_a_verifier(
+    world: Any, paused: asyncio.Event, n: int
+) -> None:
+    front, stream = await recovering(world, paused, n)
+    assert await front.client.cancel("mine")
+    async with asyncio.timeout(60):
+        completion = await stream.completion()
+    assert len(completion.choices) == n
+    for choice in completion.choices:
+        assert choice.finish_reason is FinishReason.CANCELLED
+        assert choice.ids == WHOLE[: len(choice.ids)]
+        assert (choice.usage.prompt_tokens, choice.usage.completion_tokens) == (1, len(choice.ids))
+        assert (choice.usage.recoveries, choice.usage.replay_identical) == (0, False)
+
+
+async def test_a_later_request_ends_one_that_waits_for_a_verifier(world: Any, paused: asyncio.Event) -> None:
+    front, stream = await recovering(world, paused)
+    async with asyncio.timeout(60):
+        with pytest.raises(Unavailable):
+            await front.client.generate(ids=[5], max_tokens=4, session="mine")
+        with pytest.raises(Superseded):
+            await stream.completion()
 
 
 async def asked(front: Any, **start: Any) -> list[Any]:
