@@ -1,7 +1,8 @@
 // Philox4x64-10 under the key of token noise, as speculative/noise.py: single blocks, and the leads of many ids.
 //
 // With AVX-512 there are two ways to draw leads: block by block, and 24 blocks at a time in vectors. Which is
-// quicker depends on the processor's multipliers, so both are timed once. They draw the same bits.
+// quicker depends on the processor's multipliers, so both are timed once. They draw the same bits, as whoever
+// loads the kernel checks.
 
 #pragma once
 
@@ -154,13 +155,26 @@ bool vectors_are_quicker() {
 
 #endif
 
+// Ways to draw leads, as row_kernel.py names them.
+enum Way { SINGLY, IN_VECTORS };
+
+#ifdef __AVX512F__
+constexpr int WAYS = 2;
+Way quickest_way() {
+  static const Way way = vectors_are_quicker() ? IN_VECTORS : SINGLY;
+  return way;
+}
+#else
+constexpr int WAYS = 1;
+Way quickest_way() { return SINGLY; }
+#endif
+
 // Leads of the first `count` ids.
-void draw_leads(const Philox& noise, uint64_t position, int64_t count, uint16_t* out) {
+void draw_leads(Way way, const Philox& noise, uint64_t position, int64_t count, uint16_t* out) {
   const int64_t blocks = count / IDS;
   int64_t drawn = 0;
 #ifdef __AVX512F__
-  static const bool in_vectors = vectors_are_quicker();
-  if (in_vectors) drawn = draw_in_vectors(noise, position, blocks, out);
+  if (way == IN_VECTORS) drawn = draw_in_vectors(noise, position, blocks, out);
 #endif
   draw_singly(noise, position, drawn, blocks, out);
   if (count % IDS) {

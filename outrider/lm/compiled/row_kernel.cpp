@@ -118,7 +118,7 @@ class Search {
   // Draws the leads of all ids, if the row brings none.
   void draw() {
     if (leads_ != nullptr) return;
-    draw_leads(noise_, row_.position, row_.width, room_);
+    draw_leads(quickest_way(), noise_, row_.position, row_.width, room_);
     leads_ = room_;
   }
 
@@ -413,9 +413,13 @@ int64_t token_of(const Row& row, const Bounds& bounds) {
 
 extern "C" {
 
-// Leading 16 bits of `count` ids.
-void outrider_leads(uint64_t seed, uint64_t position, int64_t count, uint16_t* out) {
-  draw_leads({seed}, position, count, out);
+// How many ways there are to draw leading bits, and which of them is the quickest here.
+int outrider_ways() { return WAYS; }
+int outrider_quickest_way() { return quickest_way(); }
+
+// Leading 16 bits of `count` ids, drawn in one of the ways.
+void outrider_leads(int way, uint64_t seed, uint64_t position, int64_t count, uint16_t* out) {
+  draw_leads((Way)way, {seed}, position, count, out);
 }
 
 // The token of each row, LEFT where the rule has to decide. `low` and `high` are lead_bounds().

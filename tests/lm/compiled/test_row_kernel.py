@@ -80,6 +80,21 @@ def test_bits_are_those_of_numpy(kernel: RowKernel, seed: int, position: int, si
     with numpy_alone():
         expected = leads(seed, position, size)
     assert np.array_equal(kernel.leads(seed, position, size), expected)
+    for way in kernel.ways:
+        assert np.array_equal(kernel.leads_by(way, seed, position, size), expected), way
+
+
+@pytest.mark.skipif("avx512f" not in Path("/proc/cpuinfo").read_text(), reason="no AVX-512 here")
+def test_with_avx_512_bits_are_drawn_in_vectors_too(kernel: RowKernel) -> None:
+    assert kernel.ways == ("singly", "in vectors")
+
+
+def test_the_log_says_in_which_way_bits_are_drawn(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with numpy_alone(), caplog.at_level("INFO"):
+        use_row_kernel(cache, lambda: False)
+    (record,) = (one for one in caplog.records if "chosen by the compiled kernel" in one.message)
+    fields = record.__dict__["fields"]
+    assert fields["chosen"] in fields["ways of noise bits"]
 
 
 @settings(max_examples=250)
@@ -286,10 +301,16 @@ def test_without_a_compiler_numpy_goes_on_choosing(
         assert "chosen in NumPy: there is no C++ compiler" in caplog.text
 
 
-def test_a_kernel_that_draws_other_bits_is_refused(
-    kernel: RowKernel, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("place", [0, -1])
+def test_a_kernel_that_draws_other_bits_in_one_of_its_ways_is_refused(
+    kernel: RowKernel, monkeypatch: pytest.MonkeyPatch, place: int
 ) -> None:
-    monkeypatch.setattr(kernel, "leads", lambda seed, position, size: np.zeros(size, np.uint16))
+    real, wrong = kernel.leads_by, kernel.ways[place]
+
+    def draw(way: str, seed: int, position: int, size: int) -> np.ndarray:
+        return np.zeros(size, np.uint16) if way == wrong else real(way, seed, position, size)
+
+    monkeypatch.setattr(kernel, "leads_by", draw)
     with numpy_alone(), pytest.raises(CompileFailed, match="other noise bits"):
         check_kernel(kernel)
 
