@@ -5,12 +5,14 @@ without, and says so. The thread owns the model. The thread takes events from a 
 model, and hands windows to the request's own `send`, which never blocks.
 """
 
+import atexit
 import logging
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from weakref import WeakSet
 
 from outrider.edge.backends import DraftModel
 from outrider.edge.controller import Decision
@@ -31,6 +33,8 @@ IDLE_S = 0.2
 """Seconds after which `idle` checks whether the thread still runs."""
 PAUSES_S = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Pauses in seconds after the model's first failure, the second and so on."""
+AT_EXIT_S = 10.0
+"""The longest that the end of the program waits for a thread: for a step of the model, or while it loads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,21 @@ class _Work:
     told_wait_ms: int = 0
 
 
+_threads: "WeakSet[DraftingThread]" = WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Closes what the program has left open.
+
+    The interpreter ends daemon threads wherever they are, and in torch or another library of C++ that aborts
+    the process: "terminate called without an active exception".
+    """
+    for drafting in list(_threads):
+        if drafting.is_alive:
+            drafting.close(AT_EXIT_S)
+
+
 class DraftingThread:
     """Drafts with one model, for one request at a time.
 
@@ -116,12 +135,18 @@ class DraftingThread:
             target=self._run, args=(open_model,), name="outrider-drafts", daemon=True
         )
         self._thread.start()
+        _threads.add(self)
 
     def wait_open(self) -> None:
         """Returns once the model is loaded. Raises OutriderError if it cannot be loaded, or is closed."""
         self._opened.wait()
         if self._failure is not None:
             raise self._failure
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread has not ended."""
+        return self._thread.is_alive()
 
     @property
     def is_closed(self) -> bool:
@@ -196,12 +221,12 @@ class DraftingThread:
         while self._thread.is_alive() and not handled.wait(IDLE_S):
             pass
 
-    def close(self) -> None:
-        """Ends the thread and closes the model."""
+    def close(self, within_s: float | None = None) -> None:
+        """Ends the thread and closes the model; waits for that, but no longer than `within_s` seconds."""
         with self._lock:  # the thread takes no event behind the last
             self._failure = self._failure or Unavailable("the device's model is closed; open another drafter")
             self._events.put(None)
-        self._thread.join()
+        self._thread.join(within_s)
 
     def _run(self, open_model: Callable[[], DraftModel]) -> None:
         try:

@@ -3,10 +3,13 @@
 import asyncio
 import http.client
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,6 +51,21 @@ def model() -> TextToy:
 def drafter(model: TextToy) -> Iterator[EdgeDrafter]:
     with EdgeDrafter(NOWHERE, model, patience_s=0.0) as drafter:
         yield drafter
+
+
+LEFT_OPEN = """
+import sys
+from outrider.edge.edge_drafter import EdgeDrafter
+drafter = EdgeDrafter("127.0.0.1:9", sys.argv[1])
+stream = drafter.stream_locally("def", max_tokens=200, ignore_eos=True)
+next(stream)
+"""
+
+
+def test_a_program_that_leaves_its_drafter_open_amid_an_answer_ends_cleanly(tiny_llama: Path) -> None:
+    command = [sys.executable, "-c", LEFT_OPEN, str(tiny_llama)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_it_is_the_models_own_text_and_says_so(drafter: EdgeDrafter) -> None:
