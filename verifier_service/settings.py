@@ -101,7 +101,7 @@ class VerifierSettings(LearningSettings):
     (`sys.setswitchinterval`)."""
 
     @model_validator(mode="after")
-    def _weights_are_served(self) -> Self:
+    def _weights_are_on_one_rank(self) -> Self:
         if self.weight_dtype != "auto" and self.ranks > 1:
             raise ValueError(
                 f"weight_dtype = {self.weight_dtype} beside ranks = {self.ranks}: such weights are "
