@@ -28,7 +28,7 @@ from outrider.runtime.settings import OF_THIS_PROCESS, as_variables
 from outrider.runtime.stalls import gc_pauses
 from speculative.errors import InvalidRequest, ModelRefused, OutriderError
 from verifier_service.loading import gpu_options, threads_of
-from verifier_service.proposers.batched import guest_room
+from verifier_service.proposers.batched import all_needs, guest_room
 from verifier_service.proposers.planning import plan_proposers
 from verifier_service.server import VerifierServer
 from verifier_service.settings import VerifierSettings
@@ -193,6 +193,7 @@ def _join(settings: VerifierSettings, rank: RankInfo, listener: socket.socket | 
 def _load_shard(settings: VerifierSettings, group: RankGroup) -> PackedLM:
     """Loads this rank's shard of the target, and checks it together with the others. Raises OutriderError."""
     try:
+        plans = plan_proposers(settings)
         return PackedLM.load(
             settings.model,
             device=group.info.device(settings.device),
@@ -201,7 +202,8 @@ def _load_shard(settings: VerifierSettings, group: RankGroup) -> PackedLM:
             kv_mb=kv_mb_of(settings.kv_mb),
             rank_group=group,
             deterministic=settings.deterministic,
-            guest=guest_room(plan_proposers(settings).values()),
+            guest=guest_room(plans.values()),
+            whole=all_needs(plans.values()).parts,
             gpu=gpu_options(settings),
             weight_dtype=settings.weight_dtype,
             int8_kv=settings.kv_dtype == "int8",

@@ -123,7 +123,8 @@ class VerifierSettings(LearningSettings):
             )
         if self.ranks > 1:
             raise ValueError(
-                f"learn = {self.learn} beside ranks = {self.ranks}: heads take one rank alone; leave one out"
+                f"learn = {self.learn} beside ranks = {self.ranks}: a head learns on one rank alone; "
+                "leave one of them out"
             )
         return self
 

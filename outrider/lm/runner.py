@@ -27,6 +27,7 @@ from outrider.lm.device.outcome import DeviceOutcome
 from outrider.lm.device.placement import CPU_KV_MB, GpuOptions, find_device, keep_products_exact
 from outrider.lm.features import FeatureTaps
 from outrider.lm.graphs.graph_runner import Computed, GraphRunner
+from outrider.lm.heads.target_parts import TargetPart, TargetParts
 from outrider.lm.kv.pool import COMPILED, EAGER, GuestRoom, KVLayout, SlotPool
 from outrider.lm.kv.table import SlotTable
 from outrider.lm.load.added_embeddings import grow_embeddings
@@ -44,6 +45,7 @@ from outrider.lm.load.model import (
 from outrider.lm.load.part import ModelPart, PartOf
 from outrider.lm.outcome import MOST_TOP, HostOutcome, Outcome, OutcomeWants, TransferCounts
 from outrider.lm.parallel.rank_group import RankGroup
+from outrider.lm.parallel.whole_parts import gather_parts
 from outrider.lm.plan import PassPlan, SequenceRows, kept_rows, rows_asked
 from outrider.lm.profile import FastProfile, Profile
 from outrider.lm.step_profile import StepProfile
@@ -71,6 +73,8 @@ class PackedLM:
     """The check at load, by which compiled passes are checked; None without a check, and once it was used."""
     part_of: PartOf | None = None
     """The model of which this one is a part; None: it is whole."""
+    whole_parts: TargetParts | None = None
+    """Layers that `load` gathered for the heads of rank 0; None elsewhere."""
 
     def __init__(
         self,
@@ -153,6 +157,7 @@ class PackedLM:
         check: bool = True,
         kv_mb: int | None = CPU_KV_MB,
         rank_group: RankGroup | None = None,
+        whole: Sequence[TargetPart] = (),
         deterministic: bool = False,
         guest: GuestRoom | None = None,
         cache_dir: Path | None = None,
@@ -166,13 +171,12 @@ class PackedLM:
         ``device`` and ``dtype`` may be ``auto`` (`outrider.lm.device.placement`). ``int8_kv`` keeps keys and
         values in int8; without ``kv_mb`` they get what a trial of the largest step leaves of a GPU.
         ``threads``: torch's number for the process, or bounds of a measurement on the CPU. Each rank of a
-        ``rank_group`` gets its part of the model; all make the same call. ``guest``: room for a drafting
-        layer beside keys and values. ``cache_dir`` keeps times of kernels for later processes. ``part``:
-        layers and sublayers that are kept; None: all. ``weight_dtype``: see `weight_only`.
+        ``rank_group`` gets its part of the model, rank 0 also the ``whole`` layers; all make the same call.
+        ``guest``: room for a drafting layer beside keys and values. ``cache_dir`` keeps times of kernels for
+        later processes. ``part``: layers and sublayers that are kept. ``weight_dtype``: see `weight_only`.
 
         Raises InvalidRequest if there is no such model, layer or device, ModelRefused (naming the model type)
-        if the model cannot be served exactly, or not to the bit under the ``deterministic`` profile, or not
-        as ``gpu`` requires.
+        if it cannot be served exactly, under the ``deterministic`` profile to the bit, or as ``gpu`` asks.
         """
         profile = profile_of(deterministic, weight_dtype, cache_dir)
         ranks = 1 if rank_group is None else rank_group.info.size
@@ -189,6 +193,7 @@ class PackedLM:
             part_of = None if part is None else part.apply(model)
             if rank_group is not None:
                 rank_group.meet("loaded")
+            whole_parts = None if rank_group is None else gather_parts(model, whole, rank_group)
             name = Path(source).name if Path(source).is_dir() else source
             tokenizer = load_tokenizer(source)
             lm = cls(
@@ -202,7 +207,7 @@ class PackedLM:
             lm.settle(trial, ranks, int8_kv, kv_mb)
             if where.type == "cuda" and kv_mb is None:
                 fit_pool(lm, (lambda slots: slots) if rank_group is None else rank_group.least)
-        lm.trial, lm.part_of = trial, part_of
+        lm.trial, lm.part_of, lm.whole_parts = trial, part_of, whole_parts
         log.info("the model is loaded", extra={"fields": chosen(lm)})
         return lm
 
@@ -245,11 +250,7 @@ class PackedLM:
 
     @property
     def passes(self) -> str:
-        """How passes run.
-
-        ``eager`` or ``compiled`` on a CPU; on a GPU ``ragged``, ``static`` (operation by operation) or
-        ``graphs``.
-        """
+        """How passes run: eager or compiled on a CPU; on a GPU ``ragged``, ``static`` or ``graphs``."""
         if self.compiled is not None:
             return "compiled"
         if self.steps is None:
@@ -445,6 +446,5 @@ class PackedLM:
     def _pool_layout(self, found: KVLayout, guest: GuestRoom | None) -> KVLayout:
         """The pool's layout for a model that caches as ``found``, with room for the guest if there is one."""
         layout = self.profile.layout(found)
-        if guest is None:
-            return layout
-        return layout.with_guest(guest, self.model.config.get_text_config().hidden_size)
+        width = self.model.config.get_text_config().hidden_size
+        return layout if guest is None else layout.with_guest(guest, width)

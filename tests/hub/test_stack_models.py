@@ -9,7 +9,7 @@ import pytest
 from benchmarks.shared.local_hub import LocalHub
 from outrider.cli.failures import CommandFailed
 from outrider.cli.local.models import ReadyModels, ready_models
-from outrider.cli.local.up_settings import EMBEDDED, ServiceOverrides, StackOptions
+from outrider.cli.local.up_settings import EMBEDDED, StackOptions
 from outrider.hub.finding import find_model
 from speculative.errors import InvalidRequest
 from tests.cli.inside import Run, ended
@@ -201,23 +201,20 @@ def test_suggest_as_json_has_what_was_passed_over(hub: LocalHub, suggest: Run) -
 
 
 @pytest.mark.parametrize(
-    ("target", "ranks", "heads", "said"),
+    ("target", "heads", "said"),
     [
         (
             "Qwen/Qwen3-8B",
-            "",
             ("RedHatAI/Qwen3-8B-speculator.eagle3", "mine=me/head"),
             "the head is RedHatAI/Qwen3-8B-speculator.eagle3; --heads none does without",
         ),
-        ("Qwen/Qwen3-8B", "2", ("mine=me/head",), "no head drafts: the target is split over 2 ranks"),
-        ("me/own", "", ("mine=me/head",), "no head drafts: none is known for me/own"),
+        ("me/own", ("mine=me/head",), "no head drafts: none is known for me/own"),
     ],
 )
 def test_auto_takes_the_head_that_is_known_for_the_target_and_says_so(
-    hub: LocalHub, target: str, ranks: str, heads: tuple[str, ...], said: str
+    hub: LocalHub, target: str, heads: tuple[str, ...], said: str
 ) -> None:
-    overrides = ServiceOverrides(by_role={"verifier": {"ranks": ranks}} if ranks else {})
-    asked = StackOptions(target=target, drafter="none", heads=("auto", "mine=me/head"), overrides=overrides)
+    asked = StackOptions(target=target, drafter="none", heads=("auto", "mine=me/head"))
     told: list[str] = []
     assert ready_models(asked, Unseen(), told.append).options.heads == heads
     assert told == [said]

@@ -1,7 +1,8 @@
 """One rank of a pair: `python -m tests.lm.ranked FOLDER...` loads each model, and drives it or follows.
 
-The first rank saves beside each model what `drive` found ("logits.pt", "states.pt"), or why it was refused
-("refused.txt"). What it drives is what a test drives in one process.
+The first rank saves beside each model what `drive` found ("logits.pt", "states.pt") and what the layers give
+that it has whole ("whole.pt"), or why it was refused ("refused.txt"). What it drives is what a test drives in
+one process.
 """
 
 import os
@@ -9,11 +10,12 @@ import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from outrider.lm.features import LAST
+from outrider.lm.heads.target_parts import TargetParts
 from outrider.lm.kv.blocks import BLOCK
 from outrider.lm.kv.pool import GuestRoom
 from outrider.lm.kv.table import SlotTable
@@ -42,6 +44,23 @@ class Found(NamedTuple):
     """``[wanted rows, vocabulary]``."""
     states: torch.Tensor
     """Of LAYERS: ``[layers, rows, width]``."""
+
+
+class Whole(NamedTuple):
+    """What a model's embeddings and output layer give."""
+
+    embedded: torch.Tensor
+    """Of all ids: ``[vocabulary, width]``."""
+    logits: torch.Tensor
+    """Of these embeddings as hidden states: ``[vocabulary, vocabulary]``."""
+    is_tied: bool
+    """Whether both are one weight in memory."""
+
+    @classmethod
+    def of(cls, parts: TargetParts) -> "Whole":
+        embed, lm_head = cast(Any, parts.embed), cast(Any, parts.lm_head)
+        embedded = embed(torch.arange(VOCABULARY))
+        return cls(embedded, lm_head(embedded), embed.weight.data_ptr() == lm_head.weight.data_ptr())
 
 
 class Passes:
@@ -146,15 +165,23 @@ def take_part(folder: Path, rank_group: RankGroup, longest: int) -> None:
     """Loads; then drives if this is the first rank, else follows."""
     try:
         guest = ROOM if folder.name.endswith(GUEST) else None
-        lm = PackedLM.load(folder, rank_group=rank_group, guest=guest, int8_kv=folder.name.endswith(INT8))
+        lm = PackedLM.load(
+            folder,
+            rank_group=rank_group,
+            whole=("embed", "lm_head"),
+            guest=guest,
+            int8_kv=folder.name.endswith(INT8),
+        )
     except ModelRefused as error:
         if rank_group.info.rank == 0:
             (folder / "refused.txt").write_text(str(error))
         return
-    if rank_group.info.rank:
+    assert (lm.whole_parts is None) == (rank_group.info.rank > 0)
+    if lm.whole_parts is None:
         follow_leader(lm, rank_group)
         return
     lead = Leader(lm, rank_group, lambda error: os._exit(3))
+    torch.save(tuple(Whole.of(lm.whole_parts)), folder / "whole.pt")
     found = drive(lm, longest)
     torch.save(found.logits, folder / "logits.pt")
     torch.save(found.states, folder / "states.pt")

@@ -10,15 +10,19 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
-from outrider.lm.load.model import check_split
+from outrider.lm.heads.target_parts import TargetParts
+from outrider.lm.load.model import check_split, load_model
 from outrider.lm.parallel.rank_group import RankGroup, RankInfo, RankLost
+from outrider.lm.parallel.whole_parts import gather_parts
 from outrider.lm.runner import PackedLM
 from speculative.errors import InvalidRequest, ModelRefused
-from tests.lm.families import LENGTH, config_of, model_of
-from tests.lm.ranked import GUEST, INT8, ROOM, drive
+from tests.lm.families import LENGTH, VOCABULARY, config_of, model_of
+from tests.lm.ranked import GUEST, INT8, ROOM, Whole, drive
 from tests.ranks import ranks
 
 FAMILIES = ["llama", "qwen3", "gemma2", "gpt_neox", "deepseek_v3"]
+TIED = "tied"
+"""A model whose embeddings and output layer are one weight."""
 REFUSED = {"gpt2": {}, "mistral": {"num_key_value_heads": 1}}
 
 
@@ -31,7 +35,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         model_of(family, **changes).save_pretrained(root / family)
     for name in (GUEST, INT8):
         model_of("llama").save_pretrained(root / name)
-    named = {name: root / name for name in (*every, GUEST, INT8)}
+    model_of("llama", tie_word_embeddings=True).save_pretrained(root / TIED)
+    named = {name: root / name for name in (*every, GUEST, INT8, TIED)}
     command = ["-m", "tests.lm.ranked", str(LENGTH), *map(str, named.values())]
     with ranks(command, root / "log") as pair:
         status = [process.wait(250) for process in pair]
@@ -73,6 +78,44 @@ def test_two_ranks_over_int8_have_the_logits_of_one_over_int8(folders: dict[str,
     # Ranks add their halves up in another order, which may choose a neighbouring code.
     assert (found - expected).norm() / expected.norm() < 5e-3
     assert not torch.equal(found, torch.load(folders["llama"] / "logits.pt"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [*FAMILIES, TIED])
+@torch.inference_mode()
+def test_the_first_of_two_ranks_has_embeddings_and_output_layer_whole(
+    family: str, folders: dict[str, Path]
+) -> None:
+    model = load_model(str(folders[family]), device="cpu", dtype="float32")
+    expected = Whole.of(TargetParts.of(model))
+    found = Whole(*torch.load(folders[family] / "whole.pt"))
+    assert found.embedded.equal(expected.embedded)
+    assert found.logits.equal(expected.logits)
+    assert found.is_tied == (family == TIED), "one weight is gathered once"
+
+
+def rank_of_two(rank: int) -> RankGroup:
+    return RankGroup(RankInfo(rank, 2, rank), None, None, 1)
+
+
+def test_layers_that_no_head_computes_with_are_not_gathered() -> None:
+    model = model_of("llama")
+    assert gather_parts(model, (), rank_of_two(0)) is None
+    parts = gather_parts(model, ("embed",), rank_of_two(0))
+    assert parts is not None
+    with pytest.raises(RuntimeError, match="a layer of the target that it did not name"):
+        parts.lm_head(parts.embed(torch.tensor([1])))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_output_layer_whose_parts_do_not_make_it_up_is_refused_on_every_rank(rank: int) -> None:
+    """As of weights that are quantised, and so are no parts of one tensor."""
+    model = model_of("llama")
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight[: VOCABULARY // 2])
+    with pytest.raises(
+        ModelRefused, match=r"^llama over several ranks takes no head that uses its lm_head: "
+    ):
+        gather_parts(model, ("embed", "lm_head"), rank_of_two(rank))
 
 
 @pytest.mark.slow

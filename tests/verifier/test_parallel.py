@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -18,14 +19,17 @@ from typing import Any
 import pytest
 from fake_source import FakeSource, Garbage, Oracle, running
 from harness import Answer, Client, serving
+from head_folders import HEADS, write_heads
 
 from outrider.lm.runner import PackedLM
-from outrider.v1 import verifier_pb2
+from outrider.v1 import explain_pb2, verifier_pb2
 from outrider.v1.verifier_pb2_grpc import VerifierStub
 from outrider.wire.channel import open_channel
 from speculative.params import SamplingParams
 from tests.in_time import PATIENCE_MS
 from tests.ranks import children_of, is_running, kill_if_there, ranks, spawn
+from verifier_service.loading import load_target
+from verifier_service.settings import VerifierSettings
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +39,7 @@ SAMPLED = SamplingParams(temperature=0.8, top_k=30, top_p=0.95, repetition_penal
 NEW = 60
 PROMPTS = [(5, 17, 40), (60, 2, 33, 33, 33, 9, 80), tuple(range(2, 90)), (11,)]
 TIMEOUT_S = 8.0
-# 1 MiB per rank is 512 tokens of this model.
+# 1 MiB per rank is 512 tokens of this model; 2 MiB are 464 beside what all heads keep.
 FLAGS = ["--threads", "1", "--passes", "eager", "--kv-mb", "1", "--ranks-timeout-s", str(TIMEOUT_S)]
 # Drafts are to be verified whatever a step costs on a loaded machine.
 FLAGS += ["--budget", "fixed"]
@@ -133,9 +137,9 @@ def under_torchrun(model: Path, log: Path, *more: str) -> Iterator[Group]:
 
 
 @contextmanager
-def with_children(model: Path, log: Path) -> Iterator[Group]:
+def with_children(model: Path, log: Path, *more: str) -> Iterator[Group]:
     """Without torchrun: the first rank starts the other."""
-    head = spawn(["-m", "verifier_service", "--model", str(model), *FLAGS, "--ranks", "2"], log, {})
+    head = spawn(["-m", "verifier_service", "--model", str(model), *FLAGS, "--ranks", "2", *more], log, {})
     pids = []
     try:
         said = ready(head, [log])
@@ -156,6 +160,14 @@ def by_hand(model: Path, log: Path) -> Iterator[Group]:
         logs = [log.with_suffix(f".{rank}") for rank in range(2)]
         said = ready(pair[0], logs)
         yield Group(pair[0], [process.pid for process in pair], said["address"], said["metrics"], logs)
+
+
+@pytest.fixture(scope="module")
+def heads(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The setting `heads`."""
+    from transformers import AutoModelForCausalLM
+
+    return write_heads(AutoModelForCausalLM.from_pretrained(folder), tmp_path_factory.mktemp("heads"))
 
 
 @pytest.fixture(scope="module")
@@ -233,6 +245,55 @@ async def test_sessions_that_give_way_and_prefixes_found_again_are_the_same(
             assert [answer.message for answer in found] == [""] * len(prompts)
             assert [answer.ids for answer in found] == expected
     assert group.metric("num_preemptions_total") > before
+
+
+async def first_draft(verifier: Client, name: str, params: SamplingParams) -> set[tuple[int, ...]]:
+    """Paths of a head's first draft, two levels deep: further down rounding decides which nodes stay."""
+    request = verifier.request(PROMPTS[1], params=params, new=3, sources=[(name, "")])
+    await verifier.open(request)
+    await verifier.read(request)
+    asked = explain_pb2.ExplainRequest(key=request.key, nodes=True)
+    explained = await verifier.stub.Explain(asked, timeout=100)
+    nodes = next(each.nodes for each in explained.incarnations[0].rounds if each.nodes)
+    paths: list[tuple[int, ...]] = [()]
+    for node in nodes:
+        paths.append((*paths[node.parent], node.id))
+    return {path for path in paths if 0 < len(path) <= 2}
+
+
+async def test_heads_beside_two_processes_draft_what_they_draft_beside_one(
+    folder: Path, heads: str, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"model": str(folder), "heads": heads}
+    asked = [(name, params) for params in (GREEDY, SAMPLED) for name in HEADS]
+    async with serving(load_target(VerifierSettings(**settings)), budget="fixed", **settings) as alone:
+        expected = [await first_draft(alone, *each) for each in asked]
+    with with_children(folder, tmp_path / "log", "--heads", heads, "--kv-mb", "2") as group:
+        async with client_of(group) as verifier:
+            assert [await first_draft(verifier, *each) for each in asked] == expected
+    assert len(set(map(frozenset, expected[: len(HEADS)]))) == len(HEADS), "each has drafts of its own"
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+async def test_two_processes_with_heads_give_the_ids_of_one(
+    folder: Path, heads: str, params: SamplingParams, tmp_path: Path
+) -> None:
+    many = [(number, *range(2, 50)) for number in range(7)]
+    many += [(*many[0][:40], 3, 4, 5)]
+    sources = [(name, "") for name in HEADS]
+    expected = await one_process(folder, [*PROMPTS, *many], params)
+    with with_children(folder, tmp_path / "log", "--heads", heads, "--kv-mb", "2") as group:
+        async with client_of(group) as verifier:
+            drafted = await answers(verifier, PROMPTS, params, sources=sources)
+            by_source = Counter[str]()
+            for answer in drafted:
+                by_source += Counter(answer.usage.drafted_by_source)
+            assert by_source.keys() == set(HEADS)
+            for _ in range(2):
+                drafted += await answers(verifier, many, params, sources=sources)
+        assert [answer.ids for answer in drafted] == [*expected, *expected[len(PROMPTS) :]]
+        assert group.metric("num_preemptions_total") > 0
+        assert group.metric("verifier_proposers_muted") == 0
 
 
 async def test_how_it_is_split_is_part_of_its_numerics(group: Group) -> None:
@@ -333,7 +394,7 @@ def test_what_cannot_be_split_is_refused_by_name(tmp_path: Path, tiny_llama: Pat
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        (("--heads", "{head}"), "needs the whole target in one process, and this one is split over 2 ranks"),
+        (("--heads", "{head}"), "beside ranks = 2: the target itself reads its look-ahead tokens"),
         (("--weight-dtype", "int8"), "weight_dtype = int8 beside ranks = 2: such weights are multiplied"),
     ],
     ids=["heads", "weight_dtype"],
@@ -341,7 +402,7 @@ def test_what_cannot_be_split_is_refused_by_name(tmp_path: Path, tiny_llama: Pat
 def test_what_one_rank_alone_serves_is_refused_under_torchrun_too(
     folder: Path, tmp_path: Path, flags: tuple[str, ...], why: str
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"medusa_num_heads": 1, "medusa_num_layers": 1}))
+    (tmp_path / "config.json").write_text(json.dumps({"look_ahead_tokens": 1, "hidden_size": 32}))
     found = refusal(folder, tmp_path / "log", *(flag.format(head=tmp_path) for flag in flags))
     assert found["code"] == "INVALID_ARGUMENT"
     assert why in found["message"]

@@ -24,6 +24,7 @@ from speculative.params import SamplingParams
 from tests.lm.compiled_heads import kernel_folder
 from tests.lm.random_heads import shaken
 from verifier_service.loading import load_target
+from verifier_service.proposers.batched import all_needs
 from verifier_service.proposers.planning import ADVICE, plan_proposers
 from verifier_service.settings import VerifierSettings
 
@@ -181,8 +182,26 @@ def not_there(*_: Any, **__: Any) -> str:
     raise FileNotFoundError("no such repository")
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle", "pass"])
-def test_a_target_that_is_split_over_ranks_takes_no_heads(kind: str, tiny_llama: Path, heads: Path) -> None:
-    settings = VerifierSettings(model=str(tiny_llama), heads=str(heads / kind), ranks=2)
-    with pytest.raises(OutriderError, match="split over 2 ranks: give --ranks 1"):
+@pytest.mark.parametrize(
+    ("names", "parts"),
+    [
+        (["medusa"], {"lm_head"}),
+        (["eagle"], {"embed", "lm_head"}),
+        (["medusa", "eagle"], {"embed", "lm_head"}),
+    ],
+)
+def test_heads_beside_ranks_name_the_layers_that_the_first_rank_has_to_gather(
+    names: list[str], parts: set[str], tiny_llama: Path, heads: Path
+) -> None:
+    settings = VerifierSettings(
+        model=str(tiny_llama), heads=",".join(str(heads / name) for name in names), ranks=2
+    )
+    assert set(all_needs(plan_proposers(settings).values()).parts) == parts
+
+
+def test_a_target_that_is_split_over_ranks_takes_no_look_ahead_tokens(tiny_llama: Path, heads: Path) -> None:
+    settings = VerifierSettings(model=str(tiny_llama), heads=str(heads / "pass"), ranks=2)
+    with pytest.raises(
+        InvalidRequest, match="beside ranks = 2: the target itself reads its look-ahead tokens"
+    ):
         plan_proposers(settings)

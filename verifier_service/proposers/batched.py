@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from outrider.lm.compiled.compiler import Passes
+from outrider.lm.heads.target_parts import TargetPart
 from outrider.lm.kv.pool import GuestRoom, Run
 from outrider.lm.runner import PackedLM
 from speculative.noise import NoiseRows
@@ -46,6 +47,8 @@ class ProposerNeeds:
     """Number of ids behind the vocabulary that its scouts may have; see `PackedLM.add_embeddings`."""
     tenant: str = ""
     """The only tenant whose sessions use the proposer; empty: those of any tenant do."""
+    parts: tuple[TargetPart, ...] = ()
+    """Layers of the target that it may compute with; the first of several ranks gets them whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +180,7 @@ class ProposerConfig:
     checkpoint: str = ""
     """Folder or id of the proposer's own weights; empty: the proposer has none."""
     ranks: int = 1
-    """Number of processes that share the target; with several, each process holds a part of each weight."""
+    """Number of processes that share the target; the proposer is in the first of them alone."""
     passes: Passes = "eager"
     """How the passes of the proposer's own model run, if the proposer has a model."""
     cache_dir: Path | None = None
@@ -206,6 +209,7 @@ def all_needs(proposers: Iterable[BatchedProposer | ProposerPlan]) -> ProposerNe
         any(need.prompts for need in needs),
         tuple(shape for need in needs for shape in need.planes),
         sum(need.scout_ids for need in needs),
+        parts=tuple(dict.fromkeys(part for need in needs for part in need.parts)),
     )
 
 

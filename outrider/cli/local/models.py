@@ -64,10 +64,9 @@ def _heads(options: StackOptions, target: str, say: Say) -> tuple[str, ...]:
     """The heads, with `auto` replaced by the head that is known for the target, if there is one."""
     if AUTO not in options.heads:
         return options.heads
-    ranks = options.overrides.text("verifier", "ranks")
-    why = f"none is known for {target}" if ranks in ("", "1") else f"the target is split over {ranks} ranks"
-    found = known_head(target, EMBEDDED) if ranks in ("", "1") else ""
-    say(f"the head is {found}; --heads none does without" if found else f"no head drafts: {why}")
+    found = known_head(target, EMBEDDED)
+    none = f"no head drafts: none is known for {target}"
+    say(f"the head is {found}; --heads none does without" if found else none)
     named = (found if head == AUTO else head for head in options.heads)
     return tuple(dict.fromkeys(head for head in named if head))
 

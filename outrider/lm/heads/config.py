@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from huggingface_hub import snapshot_download
 from transformers import LlamaConfig
 
-from outrider.lm.heads.target_parts import TargetShape
+from outrider.lm.heads.target_parts import TargetPart, TargetShape
 from outrider.lm.load.source import ModelSource, first_line
 from speculative.errors import InvalidRequest, ModelRefused, OutriderError
 
@@ -24,13 +24,20 @@ class HeadNeeds(NamedTuple):
     """Layers whose outputs the head reads: 0 is the first layer, -1 the last norm."""
     planes: tuple[tuple[int, int], ...] = ()
     """(heads, width) of the keys and of the values of the head's own layer."""
+    parts: tuple[TargetPart, ...] = ("embed", "lm_head")
+    """Layers of the target that the head may compute with."""
 
     @classmethod
-    def of_layer(cls, reads: tuple[int, ...], layer: LlamaConfig) -> "HeadNeeds":
+    def of_layer(
+        cls,
+        reads: tuple[int, ...],
+        layer: LlamaConfig,
+        parts: tuple[TargetPart, ...] = ("embed", "lm_head"),
+    ) -> "HeadNeeds":
         """The needs of a head of one layer of attention."""
         head_dim = int(layer.head_dim or layer.hidden_size // layer.num_attention_heads)
         plane = (int(layer.num_key_value_heads or layer.num_attention_heads), head_dim)
-        return cls(reads, (plane, plane))
+        return cls(reads, (plane, plane), parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,7 @@ class Eagle3Head(PairHead):
                 cls.kind, f"it is for targets of width {width}, the target's is {shape.width}"
             )
         _draft_vocabulary_size(config, shape)
-        return HeadNeeds.of_layer(_reads(config, shape), layer)
+        return HeadNeeds.of_layer(_reads(config, shape), layer, ("embed",))
 
     @classmethod
     def renames(cls, config: HeadConfig | None) -> tuple[tuple[str, str], ...]:

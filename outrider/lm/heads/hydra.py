@@ -166,12 +166,12 @@ class HydraHeads(nn.Module):
         if config.raw.get("hidden_state_offset", 0) != 0:
             raise config.refusal(cls.kind, "its hidden_state_offset is not 0; only 0 is served")
         if arch == _MLP:
-            return HeadNeeds(cls.reads)
+            return HeadNeeds(cls.reads, parts=("embed",))
         if shape.layer is None:
             raise config.refusal(
                 cls.kind, "its prefix layer is one of the target's, which names no such sizes"
             )
-        return HeadNeeds.of_layer(cls.reads, shape.layer)
+        return HeadNeeds.of_layer(cls.reads, shape.layer, ("embed",))
 
     @classmethod
     def renames(cls, config: HeadConfig | None) -> tuple[tuple[str, str], ...]:

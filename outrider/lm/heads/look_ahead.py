@@ -57,7 +57,7 @@ class LookAheadEmbeddings(nn.Module):
         width = config.number("hidden_size", 1, 2**20)
         if width != shape.width:
             raise config.refusal(cls.kind, f"its width is {width}, the target's {shape.width}")
-        return HeadNeeds(())
+        return HeadNeeds((), parts=())
 
     @classmethod
     def renames(cls, config: HeadConfig | None) -> tuple[tuple[str, str], ...]:

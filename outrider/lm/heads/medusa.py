@@ -93,7 +93,7 @@ class MedusaHeads(nn.Module):
     def needs(cls, config: HeadConfig, shape: TargetShape) -> HeadNeeds:
         """What the heads need of their target. Raises InvalidRequest for numbers out of range."""
         _sizes(config)
-        return HeadNeeds(cls.reads)
+        return HeadNeeds(cls.reads, parts=("lm_head",))
 
     @classmethod
     def renames(cls, config: HeadConfig | None) -> tuple[tuple[str, str], ...]:

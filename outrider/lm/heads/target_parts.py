@@ -2,13 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from transformers import CONFIG_MAPPING, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
 from outrider.lm.load.source import ModelSource
 from speculative.errors import ModelRefused
+
+TargetPart = Literal["embed", "lm_head"]
+"""A field of `TargetParts` that is a layer of the target."""
 
 
 class TargetShape(NamedTuple):

@@ -332,7 +332,7 @@ async def test_a_learner_that_lingers_holds_up_nothing_else_that_stops_and_keeps
     [
         ({"heads": ""}, "there is no head to learn: name one in heads, or leave learn out"),
         ({"heads": "a,b"}, "beside 2 heads: only one learns; name one in heads"),
-        ({"ranks": 2}, "beside ranks = 2: heads take one rank alone; leave one out"),
+        ({"ranks": 2}, "beside ranks = 2: a head learns on one rank alone; leave one of them out"),
         ({"learn": "ann"}, "give public, or tenant:NAME"),
     ],
 )

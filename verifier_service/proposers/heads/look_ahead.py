@@ -12,7 +12,7 @@ from outrider.lm.heads.published import load_head
 from outrider.lm.heads.target_parts import TargetParts
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
-from speculative.errors import ModelRefused
+from speculative.errors import InvalidRequest, ModelRefused
 from speculative.hashing import extend
 from speculative.observed import OffPathRow
 from speculative.tree import ROOT
@@ -47,6 +47,11 @@ Place = tuple[int, ...]
 def plan(config: ProposerConfig) -> ProposerPlan:
     """The plan of a proposer whose look-ahead tokens get ids behind the target's vocabulary."""
     head, _ = planned_head(config)
+    if config.ranks > 1:
+        raise InvalidRequest(
+            f"pass head {head.text!r} beside ranks = {config.ranks}: the target itself reads its look-ahead "
+            "tokens, and its embeddings are split over the ranks; leave one of the two out"
+        )
     needs = _needs(LookAheadEmbeddings.count(head))
 
     def load(target: PackedLM) -> LookAheadProposer:

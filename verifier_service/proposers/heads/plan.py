@@ -9,7 +9,6 @@ from outrider.lm.heads.config import HeadConfig, HeadNeeds
 from outrider.lm.heads.published import head_class, load_head
 from outrider.lm.heads.target_parts import TargetParts, TargetShape
 from outrider.lm.runner import PackedLM
-from speculative.errors import InvalidRequest
 from verifier_service.proposers.batched import (
     BatchedProposer,
     ProposedSession,
@@ -39,11 +38,6 @@ MakeProposer = Callable[[Any, ProposerNeeds, HeadLimits], BatchedProposer]
 def planned_head(config: ProposerConfig) -> tuple[HeadConfig, HeadNeeds]:
     """A proposer's head and what the head needs. Raises OutriderError for a head that does not fit."""
     head = HeadConfig.read(config.checkpoint)
-    if config.ranks > 1:
-        raise InvalidRequest(
-            f"head {head.text!r} needs the whole target in one process, and this one is split over "
-            f"{config.ranks} ranks: give --ranks 1, or no --heads"
-        )
     kind, shape = head_class(head), TargetShape.read(config.model)
     with head.describing():
         return head, kind.needs(head, shape)
@@ -52,10 +46,10 @@ def planned_head(config: ProposerConfig) -> tuple[HeadConfig, HeadNeeds]:
 def plan_head(config: ProposerConfig, make: MakeProposer) -> ProposerPlan:
     """The plan of a proposer that drafts with a head. Raises OutriderError for a head that does not fit."""
     head, needed = planned_head(config)
-    needs = ProposerNeeds(layers=needed.reads, planes=needed.planes, tenant=config.tenant)
+    needs = ProposerNeeds(layers=needed.reads, planes=needed.planes, tenant=config.tenant, parts=needed.parts)
 
     def load(target: PackedLM) -> BatchedProposer:
-        module = load_head(head, TargetParts.of(target.model))
+        module = load_head(head, target.whole_parts or TargetParts.of(target.model))
         limits = HeadLimits(target.vocabulary_size, target.max_length, frozenset(target.eos_ids))
         return make(module, needs, limits)
 
