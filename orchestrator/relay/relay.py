@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
+from functools import partial
 
 from orchestrator.admitted_request import AdmittedRequest
 from orchestrator.fleet.fleet import Fleet
@@ -25,9 +26,6 @@ from outrider.wire.status import peer_text
 from speculative.errors import DeadlineExceeded, OutriderError, StaleEpoch, Superseded, Unavailable
 
 log = logging.getLogger(__name__)
-
-LOOK_S = 1.0
-"""While a request waits for its turn: seconds between two looks into the store for the request's Cancel."""
 
 
 class Relay:
@@ -97,7 +95,7 @@ class Relay:
     async def cancel(self, key: SessionKey) -> bool:
         """End the session's current request, here or where the record has it; False if none was running."""
         state = self._running.get(key)
-        ends_here = state is not None and state.pauses
+        ends_here = state is not None and state.recovers
         if state is not None:
             state.cancel()
         record = await self._ledger.cancel(key)
@@ -140,14 +138,13 @@ class Relay:
         known = await self._ledger.whereabouts(request, model)  # before the record says something else
         opener.heard_of(known.epoch)  # or a record of a clock ahead of this one would stay
         epoch = opener.waits()
-        look = asyncio.create_task(self._look(request, epoch, state), name="cancels of a waiting request")
         begins = False
         try:
-            await _wait_for(come, state, deadline)
+            async with state.heeding(partial(self._ledger.cancel_of, request.key, epoch, request.mark)):
+                await _wait_for(come, state, deadline)
             state.cancelled |= await self._ledger.is_cancelled(request.key, epoch, request.mark)
             begins = come.is_set() and not state.cancelled
         finally:
-            look.cancel()
             if not begins:
                 self._end_earlier(request.key, known, epoch)
         return known
@@ -163,13 +160,6 @@ class Relay:
         if (link := self._fleet.verifiers.get(known.verifier)) is not None:
             for choice in range(known.choices):
                 link.cancel_soon(key._replace(choice=choice), epoch)
-
-    async def _look(self, request: AdmittedRequest, epoch: int, state: RequestState) -> None:
-        """Cancel a waiting request once another orchestrator has received the request's Cancel."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            if await self._ledger.is_cancelled(request.key, epoch, request.mark):
-                return state.cancel()
 
     def _sources(self, request: AdmittedRequest, target: TargetModel) -> tuple[ChosenSource, ...]:
         """The sources that draft for a new request. Raises InvalidRequest for a name that no source has."""

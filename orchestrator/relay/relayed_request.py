@@ -10,7 +10,8 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Collection
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from functools import partial
 
 from orchestrator.admitted_request import AdmittedRequest
 from orchestrator.fleet.fleet import Fleet
@@ -203,7 +204,7 @@ class RelayedRequest:
         Another orchestrator may have sent the Cancel to the request's old verifier.
         """
         if await self._ledger.was_cancelled_meanwhile(self._request.key, placement.epoch):
-            self._state.cancelled = True
+            self._state.cancel()
             placement.cancel_soon()
 
     def _end_cancel_watch(self) -> None:
@@ -336,15 +337,27 @@ class RelayedRequest:
     async def _recover(self, placement: Placement, lost: VerifierLost) -> Placement | None:
         """Open the request on another verifier as soon as one takes it; None once it is cancelled.
 
-        Raises Unavailable where none does in time, and the error that ended the request meanwhile.
+        Until then the request is on record without a verifier, so that a Cancel at any orchestrator finds it.
+        Raises Unavailable where none takes it in time, and the error that ended the request meanwhile.
         """
         fields = {"session": self._request.key.session, "peer": placement.link.address, "why": str(lost)}
         log.warning("session lost its verifier", extra={"fields": fields})
         for delivery in self._unfinished.values():
             delivery.lost()
+        self._ledger.lost(self._request.key, placement.epoch)
+        named = self._request.key, placement.epoch, self._request.mark
+        self._state.recovers = True
+        try:
+            if await self._ledger.is_cancelled(*named):
+                self._state.cancelled = True
+            async with self._state.heeding(partial(self._ledger.cancel_of, *named)):
+                return await self._open_elsewhere(placement)
+        finally:
+            self._state.recovers = False
+
+    async def _open_elsewhere(self, placement: Placement) -> Placement | None:
+        """`_recover`, once the loss is on record."""
         pauses = RecoveryPauses(self._deadline)
-        if await self._ledger.is_cancelled(self._request.key, placement.epoch, self._request.mark):
-            self._state.cancelled = True
         while True:
             if self._state.error is not None:
                 raise self._state.error
@@ -357,23 +370,18 @@ class RelayedRequest:
                 raise
             except (Unavailable, Overloaded) as refusal:
                 pause_s = pauses.next_s()
-                if pause_s is None:
+                if pause_s is None and not self._state.cancelled:
                     raise Unavailable(f"the request lost its verifier; since then: {refusal}") from refusal
-            await self._pause(pause_s)
+            await self._pause(pause_s or 0.0)
 
     async def _pause(self, seconds: float) -> None:
         """Wait so long, or until the request is cancelled or ended."""
         over = asyncio.Event()
         self._state.attach(lambda _: over.set())
         self._state.when_cancelled(over.set)
-        self._state.pauses = True
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await over.wait()
-        except TimeoutError:
-            pass
-        finally:
-            self._state.pauses = False
 
 
 def _text_of(request: AdmittedRequest, target: TargetModel) -> TextStream | None:

@@ -3,7 +3,9 @@
 Knows nothing of how a request is opened, nor of what becomes of its tokens.
 """
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 from outrider.runtime.backoff import Backoff
 from speculative.errors import OutriderError
@@ -27,8 +29,9 @@ class RequestState:
         """The highest epoch that the session is known to have had; 0: none.
 
         An epoch counts as soon as this process sends an Open under it, since an Open can arrive late."""
-        self.pauses = False
-        """Whether no verifier has the request, and none is asked just now; a Cancel ends it here then."""
+        self.recovers = False
+        """Whether the request has lost its verifier and has no other one yet, so that no verifier has to be
+        told of a Cancel."""
         self._fail_readers: Callable[[OutriderError], None] | None = None
         self._on_cancel: Callable[[], None] | None = None
 
@@ -43,6 +46,20 @@ class RequestState:
         self._on_cancel = call
         if self.cancelled:
             call()
+
+    @asynccontextmanager
+    async def heeding(self, cancel: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+        """Inside the context, `cancel` runs, and the request is cancelled once it returns."""
+
+        async def heed() -> None:
+            await cancel()
+            self.cancel()
+
+        task = asyncio.create_task(heed(), name="cancels")
+        try:
+            yield
+        finally:
+            task.cancel()
 
     def end(self, error: OutriderError) -> None:
         """Give the client this error in place of all further tokens."""

@@ -22,6 +22,8 @@ from speculative.hashing import prefix_hash
 
 log = logging.getLogger(__name__)
 
+LOOK_S = 1.0
+"""Seconds between two looks into the store for the Cancel of a request that waits."""
 EVERY_S = 0.02
 """Pause between two batches, in seconds; changes of that time go into one batch."""
 AGAIN_S = 0.2
@@ -119,6 +121,11 @@ class Ledger:
         self._outbox.ended(request.key, epoch, scope_of(request.key, model), request.ids if whole else ())
         self._work.set()
 
+    def lost(self, key: SessionKey, epoch: int) -> None:
+        """No verifier has the session of this epoch any more; the request may be opened elsewhere."""
+        self._outbox.lost(key, epoch)
+        self._work.set()
+
     def left(self, key: SessionKey, epoch: int) -> None:
         """The session goes on without this orchestrator, and its client may resume it anywhere."""
         self._outbox.left(key, epoch)
@@ -149,6 +156,13 @@ class Ledger:
         """Whether the store has a Cancel of the request with this mark, which had this epoch."""
         record = await self._ask(lambda: self._store.find(key), CANCEL_S / 2)
         return record is not None and record.cancelled and record.epoch >= epoch and record.may_be(request)
+
+    async def cancel_of(self, key: SessionKey, epoch: int, request: int) -> None:
+        """Return once the store has such a Cancel, which another orchestrator may have received."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if await self.is_cancelled(key, epoch, request):
+                return
 
     async def was_cancelled_meanwhile(self, key: SessionKey, epoch: int) -> bool:
         """Whether a Cancel went to the verifier that the session left when it was opened under this epoch.

@@ -116,6 +116,13 @@ class StoreOutbox:
             live.record, live.kept = live.record._replace(cancelled=True), False
             self._changed[key] = None
 
+    def lost(self, key: SessionKey, epoch: int) -> None:
+        """Note that no verifier has the session of this epoch any more."""
+        live = self._live.get(key)
+        if live is not None and live.record.epoch == epoch:
+            live.record, live.kept = live.record._replace(verifier=""), False
+            self._changed[key] = None
+
     def ended(self, key: SessionKey, epoch: int, scope: str, prompt: Sequence[int]) -> None:
         """The request of this epoch has ended; an empty prompt says that its tokens will not be reused."""
         live = self._live.get(key)
