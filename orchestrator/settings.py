@@ -14,6 +14,7 @@ FRONT = Together(("front_cert", "front_key"), more=("front_client_ca",))
 NOWHERE = "store is redis, but nobody says where: give --redis-url-file or --redis-url"
 REDIS = Together(("redis_cert", "redis_key"))
 FOR_NOTHING = "a Redis URL is given, but store is memory; give --store redis, too"
+NO_REDIS = "redis_ca or redis_cert is given, but store is memory; give --store redis and a Redis URL, too"
 WITHOUT_TLS = "redis_ca or redis_cert is given, but the Redis URL has no TLS: begin it with rediss://"
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+")
 """What a browser sends as a page's origin, without a path."""
@@ -133,8 +134,11 @@ class OrchestratorSettings(ServiceSettings):
         """Messages about a store without its address, an address without its store, or TLS for neither."""
         if (self.store == "redis") != (self.redis_url is not None):
             yield NOWHERE if self.store == "redis" else FOR_NOTHING
-        url = "" if self.redis_url is None else self.redis_url.get_secret_value()
-        if (self.redis_ca or self.redis_cert) and not url.startswith("rediss://"):
+        if not (self.redis_ca or self.redis_cert):
+            return
+        if self.redis_url is None:
+            yield from (NO_REDIS,) if self.store == "memory" else ()
+        elif not self.redis_url.get_secret_value().startswith("rediss://"):
             yield WITHOUT_TLS
 
     @field_validator("http_origins")

@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Hashable
 from concurrent.futures import Executor
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from typing import Generic, TypeVar
@@ -65,7 +66,9 @@ async def _to_its_end(running: "asyncio.Future[T]") -> T:
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
-        await asyncio.wait((running,))
+        while not running.done():
+            with suppress(asyncio.CancelledError):  # the client's cancel, then the end of the server's grace
+                await asyncio.wait((running,))
         if not running.cancelled() and (error := running.exception()) is not None:
             log.warning("a call was cancelled, and what it had begun failed: %s", error)
         raise

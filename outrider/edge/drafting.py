@@ -34,7 +34,7 @@ IDLE_S = 0.2
 PAUSES_S = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Pauses in seconds after the model's first failure, the second and so on."""
 AT_EXIT_S = 10.0
-"""The longest that the end of the program waits for a thread: for a step of the model, or while it loads."""
+"""The longest that the end of the program waits for all threads: for steps of models, or while these load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +97,16 @@ def _close_all() -> None:
     The interpreter ends daemon threads wherever they are, and in torch or another library of C++ that aborts
     the process: "terminate called without an active exception".
     """
-    for drafting in list(_threads):
+    open_ones = [drafting for drafting in _threads if drafting.is_alive]
+    for drafting in open_ones:
+        drafting.end()
+    deadline_s = time.monotonic() + AT_EXIT_S
+    for drafting in open_ones:
+        drafting.close(max(0.0, deadline_s - time.monotonic()))
         if drafting.is_alive:
-            drafting.close(AT_EXIT_S)
+            log.warning(
+                "%s has not ended its step within %g s; close drafters first", drafting.model_name, AT_EXIT_S
+            )
 
 
 class DraftingThread:
@@ -223,10 +230,14 @@ class DraftingThread:
 
     def close(self, within_s: float | None = None) -> None:
         """Ends the thread and closes the model; waits for that, but no longer than `within_s` seconds."""
+        self.end()
+        self._thread.join(within_s)
+
+    def end(self) -> None:
+        """Has the thread close the model and end, behind the step that it takes now."""
         with self._lock:  # the thread takes no event behind the last
             self._failure = self._failure or Unavailable("the device's model is closed; open another drafter")
             self._events.put(None)
-        self._thread.join(within_s)
 
     def _run(self, open_model: Callable[[], DraftModel]) -> None:
         try:

@@ -187,7 +187,10 @@ class ServiceSettings(RoleSettings):
 
 
 def _bracketed(address: Any) -> Any:
-    """Puts a bare IPv6 host into brackets: Kubernetes gives a pod's address without them."""
+    """Puts a bare IPv6 host into brackets: Kubernetes gives a pod's address without them.
+
+    What stands behind the last colon is the port, so an address without a port is read as another one's.
+    """
     host, _, port = str(address).rpartition(":")
     try:
         return f"[{IPv6Address(host)}]:{port}"

@@ -105,6 +105,9 @@ class Spool:
 
     async def __aenter__(self) -> Self:
         try:
+            self._lock = _locked(
+                Path(self._folder.name)
+            )  # at once: another process removes what is not locked
             await in_thread(self._open)
         except BaseException:
             self._remove()
@@ -118,7 +121,6 @@ class Spool:
 
     def _open(self) -> None:
         """Opens the files; in a thread, as the tokenizer may have many MB."""
-        self._lock = _locked(Path(self._folder.name))
         self._file = self.path.open("w", encoding="utf-8")
         self.tokenizer.write_text(self._tokens.to_json(), encoding="utf-8")
 
@@ -240,8 +242,8 @@ class Builds:
     def loading(self, path: Path) -> AbstractAsyncContextManager[None]:
         """Context in which no other call loads or removes this corpus; waits for calls that do.
 
-        So no call adds a corpus whose files were removed or replaced after the call opened them. What a
-        call does to the files in a thread is for `in_thread`, which ends before the call does.
+        So no call adds a corpus whose files were removed or replaced after the call opened them. Use
+        `in_thread` for work on the files: a call that is cancelled then keeps its turn until that work ends.
         """
         return self._loading.of(path)
 

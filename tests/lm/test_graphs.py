@@ -67,19 +67,25 @@ class Pair:
                 table.commit(path)
 
 
+def logits_of_both(
+    static: PackedLM, ragged: PackedLM, dice: random.Random, passes: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Logits of passes over random sessions, by static steps and by ragged passes."""
+    pairs = [Pair(static, ragged, dice) for _ in range(4)]
+    for _ in range(passes):
+        chosen = dice.sample(pairs, dice.randint(1, len(pairs)))
+        ours, theirs = zip(*(pair.sequences(7) for pair in chosen), strict=True)
+        yield logits_of(static, ours), logits_of(ragged, theirs)
+        for pair in chosen:
+            pair.commit(dice)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_static_steps_give_the_logits_of_ragged_passes(family: str) -> None:
     static, ragged = both_ways(family)
-    dice = random.Random(family)
-    pairs = [Pair(static, ragged, dice) for _ in range(4)]
-    for _ in range(8):
-        chosen = dice.sample(pairs, dice.randint(1, len(pairs)))
-        ours, theirs = zip(*(pair.sequences(7) for pair in chosen), strict=True)
-        found, expected = logits_of(static, ours), logits_of(ragged, theirs)
+    for found, expected in logits_of_both(static, ragged, random.Random(family), 8):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
         assert torch.equal(found.argmax(dim=1), expected.argmax(dim=1))
-        for pair in chosen:
-            pair.commit(dice)
     assert static.steps is not None
     assert len(static.steps.shapes) > 2
 

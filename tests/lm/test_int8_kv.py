@@ -20,7 +20,7 @@ from speculative.errors import ModelRefused
 from tests.gpu.recorded_graphs import RecordedGraphs
 from tests.lm.families import logits_of, model_of, twin_of
 from tests.lm.test_deterministic import differing_rows, packed
-from tests.lm.test_graphs import Pair, attend_everything
+from tests.lm.test_graphs import Pair, attend_everything, logits_of_both
 
 LAYOUT = KVLayout(((2, 8), (2, 8), (1, 4), (1, 4)), torch.float32, torch.device("cpu"), guests=2, int8=True)
 
@@ -109,16 +109,9 @@ def test_static_steps_over_int8_give_the_logits_of_ragged_passes_over_int8(famil
     backend_choice.use_graphs(static, "gathered")
     assert static.pool.layout.int8
     assert static.numerics.endswith("int8-kv")
-    dice = random.Random(family)
-    pairs = [Pair(static, ragged, dice) for _ in range(3)]
-    for _ in range(6):
-        chosen = dice.sample(pairs, dice.randint(1, len(pairs)))
-        ours, theirs = zip(*(pair.sequences(7) for pair in chosen), strict=True)
-        found, expected = logits_of(static, ours), logits_of(ragged, theirs)
+    for found, expected in logits_of_both(static, ragged, random.Random(family), 6):
         # Where the last bits of a number decide between two codes, a row may differ by one step of its scale.
         assert (found - expected).norm() / expected.norm() < 5e-3
-        for pair in chosen:
-            pair.commit(dice)
     assert static.steps is not None
     assert len(static.steps.shapes) > 1
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed import TCPStore
 
 from outrider.lm.heads.target_parts import TargetParts
 from outrider.lm.load.model import check_split, load_model
+from outrider.lm.parallel import whole_parts
 from outrider.lm.parallel.rank_group import RankGroup, RankInfo, RankLost
 from outrider.lm.parallel.whole_parts import gather_parts
 from outrider.lm.runner import PackedLM
@@ -105,6 +107,17 @@ def test_layers_that_no_head_computes_with_are_not_gathered() -> None:
     assert parts is not None
     with pytest.raises(RuntimeError, match="a layer of the target that it did not name"):
         parts.lm_head(parts.embed(torch.tensor([1])))
+
+
+def test_a_rank_without_memory_for_a_whole_layer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> nn.Module:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    monkeypatch.setattr(whole_parts, "_whole", full)
+    with pytest.raises(
+        RankLost, match=r"^rank 1 has no memory left for a whole copy of the target's embed, .*2 GiB"
+    ):
+        gather_parts(model_of("llama"), ("embed",), rank_of_two(1))
 
 
 @pytest.mark.parametrize("rank", [0, 1])

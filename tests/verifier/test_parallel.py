@@ -27,6 +27,7 @@ from outrider.v1.verifier_pb2_grpc import VerifierStub
 from outrider.wire.channel import open_channel
 from speculative.params import SamplingParams
 from tests.in_time import PATIENCE_MS
+from tests.lm.compiled_heads import kernel_folder
 from tests.ranks import children_of, is_running, kill_if_there, ranks, spawn
 from verifier_service.loading import load_target
 from verifier_service.settings import VerifierSettings
@@ -294,6 +295,31 @@ async def test_two_processes_with_heads_give_the_ids_of_one(
         assert [answer.ids for answer in drafted] == [*expected, *expected[len(PROMPTS) :]]
         assert group.metric("num_preemptions_total") > 0
         assert group.metric("verifier_proposers_muted") == 0
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+async def test_compiled_heads_beside_two_processes_give_the_ids_of_one(
+    folder: Path, heads: str, params: SamplingParams, tmp_path: Path
+) -> None:
+    """The kernel takes the layers that rank 0 gathered; the target's own passes stay eager."""
+    names = ("eagle", "eagle3", "mtp")
+    pairs = ",".join(head for head in heads.split(",") if head.partition("=")[0] in names)
+    flags = ["--heads", pairs, "--kv-mb", "2", "--passes", "auto", "--cache-dir", str(kernel_folder())]
+    expected = await one_process(folder, PROMPTS, params)
+    with with_children(folder, tmp_path / "log", *flags) as group:
+        maps = Path(f"/proc/{group.head.pid}/maps")
+        assert until(lambda: str(kernel_folder()) in maps.read_text(), 200), "the first rank has the kernel"
+        async with client_of(group) as verifier:
+            first, again = [
+                await answers(verifier, PROMPTS, params, sources=[(name, "") for name in names])
+                for _ in range(2)
+            ]
+        assert [answer.ids for answer in first + again] == 2 * expected
+        drafted = {name for answer in first for name in answer.usage.drafted_by_source}
+        assert drafted == set(names)
+        assert group.metric("prefix_cache_hits_total") > 0
+        assert group.metric("verifier_proposers_muted") == 0
+        assert "the head stays eager" not in group.log()
 
 
 async def test_how_it_is_split_is_part_of_its_numerics(group: Group) -> None:

@@ -11,7 +11,8 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from outrider.lm.heads.target_parts import TargetPart, TargetParts
-from outrider.lm.parallel.rank_group import RankGroup
+from outrider.lm.load.source import first_line
+from outrider.lm.parallel.rank_group import RankGroup, RankLost
 from speculative.errors import ModelRefused
 
 
@@ -20,8 +21,9 @@ def gather_parts(
 ) -> TargetParts | None:
     """The named parts of a model that ranks hold together, whole, for the heads of rank 0; None elsewhere.
 
-    Every rank calls this with the same names; a layer that no rank names stays split, and raises when called.
-    Raises ModelRefused, on every rank, for a layer whose parts do not make it up, and RankLost.
+    Every rank calls this with the same names, and has room for the copies for a moment. In place of a layer
+    that is not named, the result has a function that raises. Raises ModelRefused on every rank if the ranks'
+    weights do not make up a layer, and RankLost if a rank has no memory or takes no part.
     """
     if not names:
         return None
@@ -33,6 +35,11 @@ def gather_parts(
             layer = getattr(parts, name)
             assert isinstance(layer, nn.Module)
             found[name] = _whole(layer, gathered)
+    except torch.OutOfMemoryError as error:
+        raise RankLost(
+            f"rank {rank_group.info.rank} has no memory left for a whole copy of the target's {name}, with "
+            f"which heads compute: {first_line(error)}"
+        ) from error
     except RuntimeError as error:
         raise rank_group.lost("while weights were gathered a rank", error) from error
     for name in names:

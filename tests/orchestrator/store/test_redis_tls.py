@@ -127,3 +127,8 @@ def test_a_file_for_tls_beside_a_url_without_it_is_a_fault_of_the_settings() -> 
     flags = ["--verifier", "h:1", "--store", "redis", "--redis-url", "redis://h:1", "--redis-ca", "/ca.crt"]
     with pytest.raises(ValueError, match="begin it with rediss://"):
         read_settings(OrchestratorSettings, flags, {})
+
+
+def test_a_file_for_tls_without_a_redis_is_a_fault_of_the_settings() -> None:
+    with pytest.raises(ValueError, match="redis_cert is given, but store is memory; give --store redis"):
+        read_settings(OrchestratorSettings, ["--verifier", "h:1", "--redis-ca", "/ca.crt"], {})

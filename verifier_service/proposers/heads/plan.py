@@ -49,7 +49,10 @@ def plan_head(config: ProposerConfig, make: MakeProposer) -> ProposerPlan:
     needs = ProposerNeeds(layers=needed.reads, planes=needed.planes, tenant=config.tenant, parts=needed.parts)
 
     def load(target: PackedLM) -> BatchedProposer:
-        module = load_head(head, target.whole_parts or TargetParts.of(target.model))
+        # Layers that are split wait for the other ranks, which run no head.
+        parts = TargetParts.of(target.model) if config.ranks == 1 else target.whole_parts
+        assert parts is not None, "over several ranks a head names the layers with which it computes"
+        module = load_head(head, parts)
         limits = HeadLimits(target.vocabulary_size, target.max_length, frozenset(target.eos_ids))
         return make(module, needs, limits)
 
