@@ -66,8 +66,8 @@ class OrchestratorSettings(ServiceSettings):
     """PEM file with the certificates of the authority of the Redis server, for a rediss:// URL. Default: the
     authorities that the system trusts."""
     redis_cert: File = None
-    """PEM file with the certificate that a Redis server with TLS sees; it needs redis_key. Default: none is
-    shown."""
+    """PEM file with the certificate to show a Redis server that asks for one; it needs redis_key. Default:
+    none."""
     redis_key: File = None
     """PEM file with the key of redis_cert, without a passphrase."""
     max_streams: Annotated[int, Field(ge=1)] = 256

@@ -181,7 +181,7 @@ class RowDigester:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def answer(self, logits: torch.Tensor, asks: Asks) -> torch.Tensor | None:
-        """As `try_compute`, of asks that are in the host's memory."""
+        """As `try_compute`, for asks that are in the host's memory."""
         words = np.zeros((len(logits), 0), np.int64) if asks.words is None else asks.words
         return self.try_compute(logits, transfer.sent(torch.from_numpy(words), logits.device), asks.level)
 

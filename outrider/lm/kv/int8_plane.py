@@ -13,7 +13,7 @@ import torch
 SCALE_BYTES = 4
 """Size of a row's scale, a float32."""
 MOST_CODE = 127
-"""Largest code."""
+"""The largest whole number of a row."""
 LEAST_SCALE = torch.finfo(torch.float32).tiny
 """The scale of a row of zeros; any smaller one would divide by zero."""
 

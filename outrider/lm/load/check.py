@@ -214,7 +214,7 @@ class Trial:
         return cls(sessions, expected, own, shape)
 
     def over_int8(self, lm: "PackedLM") -> "Trial":
-        """This trial of a model that keeps int8 now and runs ragged passes, whose logits are expected.
+        """The same sessions for a model that keeps int8 now; its ragged passes give the expected logits.
 
         The last bit of a number may decide between two codes. So other passes may differ from these by as
         much as these differ from passes over floats. Raises ModelRefused where they fail.

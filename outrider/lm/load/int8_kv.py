@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def keep_in_int8(lm: "PackedLM", trial: "Trial | None", kv_mb: int | None) -> "Trial | None":
-    """Has the model, of which all passes are ragged yet, keep keys and values in a pool of ``kv_mb`` MiB.
+    """Gives the model, whose passes are all ragged so far, a pool of int8 of ``kv_mb`` MiB.
 
     Returns the trial for all other kinds of passes, which have to give what ragged passes over int8 give: the
     model's own forward, over floats, gives something else. Logs how far int8 is from floats.
