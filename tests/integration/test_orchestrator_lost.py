@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +129,25 @@ class Raw:
         return tuple(self.ids)
 
 
+@contextmanager
+def crowd(fronts: list[ServiceProcess], streams: int = 6) -> Iterator[None]:
+    """Other sessions that slow the verifiers down inside the block: eight choices a stream."""
+    over = threading.Event()
+
+    def keep_on(client: Client, at: int) -> None:
+        while not over.is_set():
+            client.generate(**ONE | {"session": f"beside {at}", "n": 8})
+
+    with Client(at_all(fronts)) as client, ThreadPoolExecutor(streams) as pool:
+        going = [pool.submit(keep_on, client, at) for at in range(streams)]
+        try:
+            yield
+        finally:
+            over.set()
+        for one in going:
+            one.result()
+
+
 @pytest.mark.slow
 def test_of_two_that_go_on_with_one_session_at_once_one_wins(services: Services, store: RedisServer) -> None:
     verifiers = [services.verifier() for _ in range(2)]
@@ -137,7 +156,12 @@ def test_of_two_that_go_on_with_one_session_at_once_one_wins(services: Services,
     with Client(at_all(fronts)) as client:
         whole = client.generate(**ONE | {"session": "other"}).ids
     request = build_request(None, ONE)
-    with open_sync_channel(fronts[0].address) as one, open_sync_channel(fronts[1].address) as other:
+    with (
+        # Alone, the session is over in a fifth of a second, which is how long both take to be opened.
+        crowd(fronts),
+        open_sync_channel(fronts[0].address) as one,
+        open_sync_channel(fronts[1].address) as other,
+    ):
         first = Raw(one, request)
         have = first.read(3)
         until(lambda: recorded(store, "record"))
