@@ -427,6 +427,9 @@ class EngineCore:
     ) -> SeenRound | None:
         """What batched proposers are shown of one session's rows; None where none of them looks."""
         session, planes = entry.session, self.proposers.has_planes
+        if self.proposers.shows_nothing:
+            self.proposers.missed(session, first, first + len(kept))
+            return None
         if not session.sources.batched and not planes:
             return None
         rows = tuple([entry.first_row + row for row in kept])

@@ -89,6 +89,8 @@ class ProposerHost:
         self._look_away: list[bool] = []
         """For each proposer, when `_present` was noted."""
         self._quiet = QuietSteps()
+        self.shows_nothing = False
+        """Whether no proposer is shown the step: all rest for long, and the step is quiet."""
         self._step: list[tuple[ProposerPrice, int, bool]] = []
         """For each proposer of the step: its price, the sessions it could draft for, whether it was asked."""
         self.now_s = now_s
@@ -116,12 +118,16 @@ class ProposerHost:
         """Tells the proposers which sessions have begun and which are over."""
         present = Present(list(self._sessions), list(ready), [session.sources.batched for session in ready])
         is_quiet = self._quiet.begin_step(is_same=present == self._present)
+        if is_quiet and self.shows_nothing:
+            return  # quiet steps are alike
         live = self._live
         if self._filling is not None:
             with_planes, is_filled = self._live_with_planes, self._filling.is_filled
             may_hold = is_quiet or all(hosted.rests(ready) for hosted in with_planes)
             may_skip = all(hosted.sits_out(ready, is_filled) for hosted in with_planes)
             self._filling.begin(ready, may_hold, may_skip)
+        # Steps are quiet only where all proposers without planes look away.
+        self.shows_nothing = is_quiet and (self._filling is None or self._filling.skips)
         if is_quiet:
             return
         for hosted in live:
@@ -217,6 +223,14 @@ class ProposerHost:
                 self._show(hosted, ShownPasses(seen, features, 1))
         if self._filling is not None:
             self._filling.saw(seen, features)
+
+    def missed(self, session: Session, first: int, end: int) -> None:
+        """Notes that the proposers are not shown a session's positions `first` to `end - 1`.
+
+        Call this in place of `saw` in a step that `shows_nothing`, while the session has its blocks.
+        """
+        if self._filling is not None:
+            self._filling.missed(session, first, end)
 
     def stepped(self, tokens: int, ms: float) -> None:
         """Notes that the step has committed `tokens` tokens in `ms`; 0 ms: the step cannot be compared."""

@@ -18,6 +18,9 @@ _LEAST_MS = 0.05
 _FIRST_REST, _MOST_REST = 16, 1024
 """Steps of the first and of the longest rest of a proposer or a level that did not pay for its time. Where
 steps are quick, a proposer may rest longer: trials would cost a few per cent of the time otherwise."""
+_LONG_REST = 256
+"""Least length, in steps, of a long rest: what the proposer would have to be shown until then, to draft for a
+session that runs now, costs more than such a session gains."""
 _PROVEN = 32
 """Steps in a row that a proposer or a level has to pay for before its next rest is a short one again."""
 _TRIES = 4
@@ -127,7 +130,7 @@ class ProposerPrice:
     @property
     def rests_long(self) -> bool:
         """Whether the proposer rests because trial after trial has failed."""
-        return self._trials.rest > 0 and self._trials.next_rest > _MOST_REST
+        return self._trials.rest > 0 and self._trials.next_rest > _LONG_REST
 
     @property
     def is_tried(self) -> bool:

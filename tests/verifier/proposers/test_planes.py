@@ -19,6 +19,8 @@ from verifier_service.proposers.price import ProposerPrice, ProposerPrices
 from verifier_service.sessions.request import SourceSet
 
 LAYER = layer_of(0)
+QUIET = 1000
+"""Steps of a rest that is long enough for quiet steps."""
 
 
 class Rest:
@@ -26,14 +28,15 @@ class Rest:
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
-        self.on: bool | None = None
+        self.on: int | None = None
+        """Steps of a rest that lasts until this is changed; 0: the head is awake."""
         self.is_long = False
         """Whether trial after trial has failed, so that the head is shown nothing while it rests."""
         self._left = 0
 
     @property
     def left(self) -> int:
-        return self._left if self.on is None else int(self.on)
+        return self._left if self.on is None else self.on
 
     def begins(self, *_: object) -> bool:
         begins = not self.left
@@ -141,14 +144,14 @@ def test_drafts_behind_a_prefix_that_was_computed_while_the_head_rested(blocks: 
     decoding = Decoding(target(blocks))
     first = decoding.open(PROMPT)
     decoding.driver.step()
-    rest.on = True
+    rest.on = 1
     first_turn = decoding.open(PROMPT[::-1])
     while first_turn.cached < 2 * BLOCK:
         decoding.driver.step()
     second_turn = decoding.open((*PROMPT[::-1], 5))
     decoding.driver.step()
     assert decoding.driver.core.kv.prefixes.counts.hit == len(PROMPT)
-    rest.on = False
+    rest.on = 0
     decoding.run()
     decoding.check(first, first_turn, second_turn)
 
@@ -158,12 +161,12 @@ def test_drafts_of_a_second_turn_whose_first_ended_while_the_head_rested(rest: R
     other = decoding.open((1, 2, 3), 2 * NEW)
     decoding.driver.step()
     decoding.driver.step()
-    rest.on = True
+    rest.on = 1
     first = decoding.open(PROMPT, 2)
     while first.handle in {session.handle for session in decoding.driver.core.sessions}:
         decoding.driver.step()
     decoding.driver.step()
-    rest.on = False
+    rest.on = 0
     second = decoding.open((*PROMPT, 5))
     decoding.run()
     decoding.check(other, first, second)
@@ -177,14 +180,15 @@ def try_once(decoding: Decoding) -> None:
 
 def rest_for_long(decoding: Decoding, rest: Rest, steps: int, *prompts: Sequence[int]) -> list[Session]:
     """Sessions of these prompts, of which this many steps ran during a long rest that then ended."""
-    rest.on = rest.is_long = True
+    rest.on, rest.is_long = QUIET, True
     sessions = [decoding.open(prompt) for prompt in prompts]
     decoding.driver.step()  # before, the head is shown what was held
     written = decoding.head.written
     for _ in range(steps - 1):
         decoding.driver.step()
     assert decoding.head.written == written
-    rest.on = rest.is_long = False
+    assert decoding.driver.core.proposers.shows_nothing, "steps are quiet from the second on"
+    rest.on, rest.is_long = 0, False
     decoding.head.said.clear()
     return sessions
 
@@ -259,6 +263,21 @@ def test_a_gap_in_a_block_that_was_filled_so_far_is_noticed(rest: Rest) -> None:
     assert not decoding.head.said
 
 
+def test_every_block_of_a_long_rest_is_known_to_be_unfilled(rest: Rest) -> None:
+    decoding = Decoding()
+    try_once(decoding)
+    session = decoding.open(PROMPT, 3 * BLOCK)
+    for _ in range(3):
+        decoding.driver.step()
+    before = session.cached
+    rest_for_long(decoding, rest, 2 * BLOCK)
+    filling = decoding.driver.core.proposers._filling
+    assert filling is not None
+    since = decoding.driver.core.kv.blocks(session)[before // BLOCK : -(-session.cached // BLOCK)]
+    assert len(since) > 2
+    assert filling._unfilled == set(since)
+
+
 def test_a_session_that_got_other_blocks_is_filled_only_if_these_are() -> None:
     decoding = Decoding()
     session = decoding.open(PROMPT)
@@ -283,7 +302,9 @@ def test_drafts_are_a_fresh_sessions_however_the_head_rests(seed: int, blocks: i
             prompt = (*PROMPT[: dice.choice([3, BLOCK, 2 * BLOCK])], len(sessions))
             sessions.append(decoding.open(prompt, dice.randrange(4, NEW), SAMPLED, seed))
         if dice.random() < 0.15:
-            rest.on, rest.is_long = dice.choice([(True, True), (True, False), (False, False), (None, False)])
+            rest.on, rest.is_long = dice.choice(
+                [(QUIET, True), (1, True), (QUIET, False), (1, False), (0, False), (None, False)]
+            )
         decoding.driver.step()
     rest.on, rest.is_long = None, False
     sessions.append(decoding.open(PROMPT[::-1]))

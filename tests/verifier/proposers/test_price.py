@@ -126,11 +126,11 @@ def test_one_that_rests_says_so_and_one_that_is_tried_does_not() -> None:
     assert not price.rests
 
 
-def test_only_rests_of_1024_steps_and_more_are_long_and_only_until_they_end() -> None:
+def test_only_rests_of_256_steps_and_more_are_long_and_only_until_they_end() -> None:
     price = taught((10.0, 0.1))
     long = [price.rests_long for _ in range(5000) if not price.begins(1, 0.1)]
-    assert long[:336] == [False] * 336, "rests of 16 to 256 steps"
-    assert all(long[342:1000])
+    assert long[:80] == [False] * 80, "rests of 16 and 64 steps"
+    assert all(long[84:300])
     while not price.begins(1, 0.1):
         pass
     assert not price.rests_long

@@ -71,6 +71,10 @@ class PlaneFilling:
                 block = self._sessions.kv.block(session, session.cached - 1)
                 self._last.begin(session.handle, session.cached - 1, block)
 
+    def missed(self, session: Session, first: int, end: int) -> None:
+        """Notes that a session's positions `first` to `end - 1` stay unfilled."""
+        self._unfilled.update(self._sessions.kv.blocks(session)[first // BLOCK : -(-end // BLOCK)])
+
     def saw(self, seen: Seen, features: Tensor | None) -> None:
         """Takes what a pass did."""
         if self.skips or self._unfilled:
