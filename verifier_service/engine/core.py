@@ -284,9 +284,12 @@ class EngineCore:
 
     def _prepare(self, ready: list[Session], sizes: list[int]) -> int:
         """Lets the sessions' own proposers draft; returns how many drafts they held back."""
+        drafting = [each for each in zip(ready, sizes, strict=True) if each[0].sources.propose]
+        if not drafting:
+            return 0
         held_back, least = 0, self._budget.first_needs
         with self._meter.taking_in():
-            for session, size in zip(ready, sizes, strict=True):
+            for session, size in drafting:
                 with self.sessions.guarded(session):
                     held_back += self.sessions.prepare(session, size, least)
         return held_back

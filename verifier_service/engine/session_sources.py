@@ -210,6 +210,11 @@ class SessionSources:
         ]
         return max(wanted, default=0)
 
+    @property
+    def propose(self) -> bool:
+        """Whether a source of the session's own text does not rest."""
+        return any([not active.is_resting for active in self._proposers])
+
     def proposals(
         self, ids: Sequence[int], end: int, node_limit: int, least: float = 0.0
     ) -> Iterator[tuple[int, Draft]]:

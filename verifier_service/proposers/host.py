@@ -132,6 +132,7 @@ class ProposerHost:
             return
         for hosted in live:
             hosted.looks_away = hosted.planes is None and hosted.prices.rest_left > WARM_STEPS
+        self._plan_quiet_steps(ready)
         look_away = [hosted.looks_away for hosted in live]
         if present == self._present and look_away == self._look_away:
             return  # as in most steps
@@ -144,6 +145,19 @@ class ProposerHost:
                         hosted.proposer.close(handle)
                 for session in ready:
                     self._meet(hosted, session)
+
+    def _plan_quiet_steps(self, ready: Sequence[Session]) -> None:
+        """Makes the next steps quiet if all proposers of these sessions rest, and none has to be shown more."""
+        greedy, resting = all(session.greedy for session in ready), []
+        for hosted in self._live:
+            sessions, price = len(hosted.naming(ready)), hosted.prices.known(greedy)
+            if not sessions or (hosted.planes is not None and self._skips_planes and not hosted.rests(ready)):
+                continue  # the latter waits for a session that is filled
+            if price is None or not price.rests or not (hosted.looks_away or hosted.planes is not None):
+                return
+            price.bound_rest(sessions)
+            resting.append(price)
+        self._quiet.plan(resting, COMPARED_STEPS)
 
     @property
     def _skips_planes(self) -> bool:
@@ -168,7 +182,7 @@ class ProposerHost:
         self._step.clear()
         is_trying = False
         greedy = all(session.greedy for session in ready)
-        awake, resting = [], []
+        awake = []
         for hosted in self._live:
             sessions = len(hosted.naming(ready))
             if not sessions:
@@ -179,13 +193,10 @@ class ProposerHost:
             if not price.rests:
                 awake.append((hosted, price))
                 continue
-            resting.append((hosted, price))
             price.begins(sessions, expected.tokens_per_ms)
             if price.rest_left < COMPARED_STEPS:
                 self._step.append((price, sessions, False))
-        if not awake and len(ready) == len(self._present.ready):
-            if all(hosted.looks_away or hosted.planes is not None for hosted, _ in resting):
-                self._quiet.plan([price for _, price in resting], COMPARED_STEPS)
+        if not awake:
             return
         if self._filling is not None and any(hosted.planes is not None for hosted, _ in awake):
             self._filling.catch_up()  # which may mute a proposer

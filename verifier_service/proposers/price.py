@@ -142,6 +142,10 @@ class ProposerPrice:
         self._behind = True
         self._trials.rest = max(1, self._trials.rest - steps)
 
+    def bound_rest(self, sessions: int) -> None:
+        """Shortens a rest that began in quicker steps than those of `sessions` sessions are."""
+        self._trials.shorten(self._longest_rest(sessions))
+
     def gain_per_ms(self, sessions: int) -> float:
         """Tokens that drafts for these sessions gain in a millisecond; infinite if not known yet."""
         if not self._levels:
@@ -157,7 +161,7 @@ class ProposerPrice:
         """
         if self.rests:
             self._behind = True
-            self._trials.shorten(self._longest_rest(sessions))
+            self.bound_rest(sessions)
             return self._trials.asks(pays=False)
         pays = self.pays(0, sessions, tokens_per_ms) and not self.measured.is_slower(sessions)
         longest = self._longest_rest(sessions)
@@ -221,9 +225,13 @@ class ProposerPrices:
             self._known[sampling] = ProposerPrice(seeing=self._seeing)
         return self._known[sampling]
 
+    def known(self, greedy: bool) -> ProposerPrice | None:
+        """As `of`, but None if there was no such step."""
+        return self._known.get("greedy" if greedy else "sampled")
+
     def rests(self, greedy: bool) -> bool:
         """Whether the proposer is left out of steps of this kind."""
-        price = self._known.get("greedy" if greedy else "sampled")
+        price = self.known(greedy)
         return price is not None and price.rests
 
     @property
