@@ -147,7 +147,7 @@ class ProposerHost:
                     self._meet(hosted, session)
 
     def _plan_quiet_steps(self, ready: Sequence[Session]) -> None:
-        """Makes the next steps quiet if all proposers of these sessions rest, and none has to be shown more."""
+        """Makes the next steps quiet if all proposers of these sessions rest and need not be shown them."""
         greedy, resting = all(session.greedy for session in ready), []
         for hosted in self._live:
             sessions, price = len(hosted.naming(ready)), hosted.prices.known(greedy)

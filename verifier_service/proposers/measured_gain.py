@@ -3,14 +3,31 @@
 Estimates of a proposer's gain rest on the survival that the proposer states and on the times of steps of
 other sizes. The comparison of whole steps shows where such estimates mislead. Now and then a few steps
 leave the proposer out, so that both sides are measured under the same conditions.
+
+Tokens of a step scatter by about as much as their mean. So the means of tokens count for many steps, and
+the difference of the two rates is judged by its standard error. Times scatter little, but drift with the
+machine's other work, so their means count for few steps.
 """
 
 from dataclasses import dataclass, field
+from math import log, sqrt
 
-_WEIGHT = 0.04
-"""Least weight of one step in the running means."""
-_REMEMBERED = 8
-"""Steps that the past counts for, at most, once steps of one side follow steps of the other."""
+_MOST_STEPS = 100.0
+"""Steps that the mean of tokens counts for, at most."""
+_MOST_TIMES = 25.0
+"""Steps that the mean of times counts for, at most: the machine's other work may change at any time."""
+_REMEMBERED = 8.0
+"""Steps that past times count for, at most, once steps of one side follow steps of the other. After a rest,
+past tokens with the proposer count for as few: the text is another one."""
+_LONG_GAP = 16
+"""Steps without the proposer beyond which this was a rest."""
+_LEAST_DOUBT = 0.01**2
+_CLEAR_LOSS = 0.8
+"""Standard errors by which steps with the proposer have to be slower before it rests."""
+_CLEAR = 2.0
+"""Standard errors by which they have to be faster before they are compared more seldom."""
+_DOUBTFUL_SPELL, _LONGEST_SPELL = 32, 256
+"""The most steps with the proposer before some leave it out, in doubt and where it clearly gains."""
 _ENOUGH = 8
 """Steps of each side before they are compared."""
 _FIRST_SPELL = 4
@@ -36,7 +53,7 @@ class TrialSpells:
 
     def leaves_out(self) -> bool:
         """Whether a step that would have the source leaves it out; to be called once per such step."""
-        if self._had >= self.spell and not self._left_out:
+        if self._had >= min(self.spell, self.longest) and not self._left_out:
             self._left_out = self.steps
             self._had, self.spell = 0, min(self.growth * self.spell, self.longest)
         if self._left_out:
@@ -54,23 +71,55 @@ class TrialSpells:
 
 
 @dataclass(slots=True)
+class _Mean:
+    """A running mean, its variance, and how many values it counts for."""
+
+    most: float
+    """The most values that it counts for."""
+    count: float = 0.0
+    mean: float = 0.0
+    variance: float = 0.0
+
+    def learn(self, value: float) -> None:
+        """Learns from one value."""
+        self.count = min(self.count + 1, self.most)
+        off = value - self.mean
+        self.mean += off / self.count
+        self.variance += (off * (value - self.mean) - self.variance) / self.count
+
+    def fade(self, count: float) -> None:
+        """Counts for so few values at most that those to come outweigh those before."""
+        self.count = min(self.count, count)
+
+    @property
+    def doubt(self) -> float:
+        """Squared standard error of the mean, as a part of it."""
+        return self.variance / (self.count * self.mean**2)
+
+
+@dataclass(slots=True)
 class _StepRate:
     """Running means of steps."""
 
     steps: int = 0
-    tokens: float = 0.0
-    ms: float = 0.0
+    tokens: _Mean = field(default_factory=lambda: _Mean(_MOST_STEPS))
+    ms: _Mean = field(default_factory=lambda: _Mean(_MOST_TIMES))
 
     def learn(self, tokens: int, ms: float) -> None:
         """Learns from one step; a time that an interruption made long counts as twice the mean."""
         self.steps += 1
-        weight = max(_WEIGHT, 1 / self.steps)
-        self.tokens += weight * (tokens - self.tokens)
-        self.ms += weight * ((min(ms, 2 * self.ms) if self.ms else ms) - self.ms)
+        self.tokens.learn(tokens)
+        self.ms.learn(min(ms, 2 * self.ms.mean) if self.ms.mean else ms)
 
-    def fade(self) -> None:
-        """Lets the steps to come outweigh those before."""
-        self.steps = min(self.steps, _REMEMBERED)
+    @property
+    def tokens_per_ms(self) -> float:
+        """The rate of these steps."""
+        return self.tokens.mean / self.ms.mean
+
+    @property
+    def doubt(self) -> float:
+        """Squared standard error of the rate, as a part of it."""
+        return self.tokens.doubt + self.ms.doubt
 
 
 @dataclass(slots=True)
@@ -82,6 +131,17 @@ class _Sides:
     spells: TrialSpells = field(default_factory=lambda: TrialSpells(_FIRST_SPELL))
     last: bool = False
     """Whether the last step had the proposer."""
+    since: int = 0
+    """Steps of that side in a row."""
+
+    @property
+    def gain(self) -> float | None:
+        """How much faster steps with the proposer are, in standard errors; None: too few steps."""
+        drafted, bare = self.drafted, self.bare
+        if min(drafted.steps, bare.steps) < _ENOUGH:
+            return None
+        doubt = drafted.doubt + bare.doubt
+        return log(drafted.tokens_per_ms / bare.tokens_per_ms) / sqrt(max(doubt, _LEAST_DOUBT))
 
 
 @dataclass(slots=True)
@@ -92,15 +152,27 @@ class MeasuredGain:
 
     def leaves_out(self, sessions: int) -> bool:
         """Whether a step that would ask the proposer leaves it out; to be called once per such step."""
-        return self._sides(sessions).spells.leaves_out()
+        sides = self._sides(sessions)
+        gain = sides.gain
+        sides.spells.longest = _LONGEST_SPELL if gain is not None and gain > _CLEAR else _DOUBTFUL_SPELL
+        return sides.spells.leaves_out()
 
     def learn(self, sessions: int, asked: bool, tokens: int, ms: float) -> None:
-        """Learns from a step of these sessions that committed `tokens` tokens in `ms`, above 0."""
+        """Learns from a step of these sessions that committed `tokens` tokens in `ms`, above 0.
+
+        A step without tokens, all of whose sessions failed, says nothing.
+        """
+        if not tokens:
+            return
         sides = self._sides(sessions)
         switched, sides.last = asked != sides.last, asked
         side = sides.drafted if asked else sides.bare
         if switched:
-            side.fade()
+            side.ms.fade(_REMEMBERED)
+            if asked and sides.since > _LONG_GAP:
+                side.tokens.fade(_REMEMBERED)
+            sides.since = 0
+        sides.since += 1
         if asked:
             sides.spells.had_source()
             if switched:
@@ -108,16 +180,18 @@ class MeasuredGain:
         side.learn(tokens, ms)
 
     def is_slower(self, sessions: int) -> bool:
-        """Whether steps with the proposer have yielded fewer tokens in a millisecond than steps without."""
+        """Whether steps with the proposer have yielded fewer tokens in a millisecond than steps without.
+
+        Tokens of a step scatter, so a small difference counts only once many steps show it.
+        """
         sides = self._by_size.get(sessions.bit_length())
-        if sides is None or min(sides.drafted.steps, sides.bare.steps) < _ENOUGH:
-            return False
-        return sides.drafted.tokens * sides.bare.ms < sides.bare.tokens * sides.drafted.ms
+        gain = None if sides is None else sides.gain
+        return gain is not None and gain < -_CLEAR_LOSS
 
     def bare_ms(self, sessions: int) -> float:
         """Mean ms of steps without the proposer; 0: none is known."""
         sides = self._by_size.get(sessions.bit_length())
-        return 0.0 if sides is None else sides.bare.ms
+        return 0.0 if sides is None else sides.bare.ms.mean
 
     def _sides(self, sessions: int) -> _Sides:
         return self._by_size.setdefault(sessions.bit_length(), _Sides())

@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from verifier_service.proposers.measured_gain import MeasuredGain
 from verifier_service.proposers.price import ProposerPrice
 
@@ -28,6 +30,14 @@ def test_a_proposer_whose_steps_yield_more_is_not() -> None:
     assert not measured.is_slower(SESSIONS)
 
 
+def test_steps_whose_sessions_all_failed_say_nothing() -> None:
+    measured = MeasuredGain()
+    for asked in (False, True):
+        run(measured, asked, 20, tokens=0, ms=20.0)
+    assert not measured.is_slower(SESSIONS)
+    assert not measured.leaves_out(SESSIONS)
+
+
 def test_few_steps_prove_nothing() -> None:
     measured = MeasuredGain()
     run(measured, False, 100, tokens=8, ms=20.0)
@@ -37,13 +47,51 @@ def test_few_steps_prove_nothing() -> None:
     assert measured.is_slower(SESSIONS)
 
 
-def test_steps_of_now_outweigh_steps_of_long_ago() -> None:
+def test_steps_after_a_rest_outweigh_steps_before_it() -> None:
     measured = MeasuredGain()
     run(measured, False, 500, tokens=8, ms=20.0)
     run(measured, True, 500, tokens=8, ms=40.0)
-    run(measured, False, 4, tokens=8, ms=20.0)
+    run(measured, False, 17, tokens=8, ms=20.0)
     run(measured, True, 20, tokens=40, ms=40.0)
     assert not measured.is_slower(SESSIONS)
+
+
+def test_a_slower_machine_is_no_fault_of_the_proposer() -> None:
+    measured = MeasuredGain()
+    run(measured, False, 100, tokens=8, ms=20.0)
+    run(measured, True, 100, tokens=16, ms=30.0)
+    for _ in range(3):
+        run(measured, False, 4, tokens=8, ms=60.0)
+        run(measured, True, 32, tokens=16, ms=90.0)
+    assert not measured.is_slower(SESSIONS)
+
+
+def share_asked(gain: float, seed: int, steps: int = 3000) -> float:
+    """The share of steps that ask a proposer whose steps yield `gain` more, and which promises much more.
+
+    Its drafts take half a bare step. The tokens of a step scatter as an acceptance length does.
+    """
+    price, chance, asked = ProposerPrice(), random.Random(seed), 0
+    accepted = 1.5 * (1 + gain) - 1
+    for _ in range(steps):
+        tokens, begins = 1, price.begins(1, 1.0)
+        if begins:
+            asked += 1
+            price.computed(0, 0.5, 0.9, 1)
+            while tokens < 8 and chance.random() < accepted / (1 + accepted):
+                tokens += 1
+        price.measured.learn(1, begins, tokens, (1.5 if begins else 1.0) * chance.lognormvariate(0, 0.06))
+    return asked / steps
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_moderate_gain_is_not_lost_in_the_scatter_of_tokens(seed: int) -> None:
+    assert share_asked(0.2, seed) > 0.8
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_moderate_loss_is_found_in_the_scatter_of_tokens(seed: int) -> None:
+    assert share_asked(-0.15, seed) < 0.1
 
 
 def test_now_and_then_a_few_steps_leave_the_proposer_out() -> None:
