@@ -22,10 +22,10 @@ past tokens with the proposer count for as few: the text is another one."""
 _LONG_GAP = 16
 """Steps without the proposer beyond which this was a rest."""
 _LEAST_DOUBT = 0.01**2
-_CLEAR_LOSS = 0.8
-"""Standard errors by which steps with the proposer have to be slower before it rests."""
-_CLEAR = 2.0
-"""Standard errors by which they have to be faster before they are compared more seldom."""
+_CLEAR = 0.8
+"""Standard errors by which the rates of steps with the proposer and without have to differ to decide."""
+_SURE = 2.0
+"""Standard errors by which steps with the proposer have to be faster to be compared more seldom."""
 _DOUBTFUL_SPELL, _LONGEST_SPELL = 32, 256
 """The most steps with the proposer before some leave it out, in doubt and where it clearly gains."""
 _ENOUGH = 8
@@ -135,11 +135,11 @@ class _Sides:
     """Steps of that side in a row."""
 
     @property
-    def gain(self) -> float | None:
-        """How much faster steps with the proposer are, in standard errors; None: too few steps."""
+    def gain(self) -> float:
+        """How much faster steps with the proposer are, in standard errors; 0 where too few are known."""
         drafted, bare = self.drafted, self.bare
         if min(drafted.steps, bare.steps) < _ENOUGH:
-            return None
+            return 0.0
         doubt = drafted.doubt + bare.doubt
         return log(drafted.tokens_per_ms / bare.tokens_per_ms) / sqrt(max(doubt, _LEAST_DOUBT))
 
@@ -153,8 +153,7 @@ class MeasuredGain:
     def leaves_out(self, sessions: int) -> bool:
         """Whether a step that would ask the proposer leaves it out; to be called once per such step."""
         sides = self._sides(sessions)
-        gain = sides.gain
-        sides.spells.longest = _LONGEST_SPELL if gain is not None and gain > _CLEAR else _DOUBTFUL_SPELL
+        sides.spells.longest = _LONGEST_SPELL if sides.gain > _SURE else _DOUBTFUL_SPELL
         return sides.spells.leaves_out()
 
     def learn(self, sessions: int, asked: bool, tokens: int, ms: float) -> None:
@@ -180,18 +179,24 @@ class MeasuredGain:
         side.learn(tokens, ms)
 
     def is_slower(self, sessions: int) -> bool:
-        """Whether steps with the proposer have yielded fewer tokens in a millisecond than steps without.
+        """Whether steps with the proposer have clearly yielded fewer tokens in a millisecond than others.
 
-        Tokens of a step scatter, so a small difference counts only once many steps show it.
+        Tokens of a step scatter, so a small difference is clear only once many steps show it.
         """
-        sides = self._by_size.get(sessions.bit_length())
-        gain = None if sides is None else sides.gain
-        return gain is not None and gain < -_CLEAR_LOSS
+        return self._gain(sessions) < -_CLEAR
+
+    def is_faster(self, sessions: int) -> bool:
+        """Whether they have clearly yielded more."""
+        return self._gain(sessions) > _CLEAR
 
     def bare_ms(self, sessions: int) -> float:
         """Mean ms of steps without the proposer; 0: none is known."""
         sides = self._by_size.get(sessions.bit_length())
         return 0.0 if sides is None else sides.bare.ms.mean
+
+    def _gain(self, sessions: int) -> float:
+        sides = self._by_size.get(sessions.bit_length())
+        return 0.0 if sides is None else sides.gain
 
     def _sides(self, sessions: int) -> _Sides:
         return self._by_size.setdefault(sessions.bit_length(), _Sides())

@@ -163,7 +163,10 @@ class ProposerPrice:
             self._behind = True
             self.bound_rest(sessions)
             return self._trials.asks(pays=False)
-        pays = self.pays(0, sessions, tokens_per_ms) and not self.measured.is_slower(sessions)
+        measured = self.measured
+        pays = not measured.is_slower(sessions) and (
+            measured.is_faster(sessions) or self.pays(0, sessions, tokens_per_ms)
+        )
         longest = self._longest_rest(sessions)
         asks = self._trials.asks(pays, may_try, longest) and not self.measured.leaves_out(sessions)
         self._behind |= not asks

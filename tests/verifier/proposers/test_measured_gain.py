@@ -66,10 +66,11 @@ def test_a_slower_machine_is_no_fault_of_the_proposer() -> None:
     assert not measured.is_slower(SESSIONS)
 
 
-def share_asked(gain: float, seed: int, steps: int = 3000) -> float:
-    """The share of steps that ask a proposer whose steps yield `gain` more, and which promises much more.
+def share_asked(gain: float, seed: int, promised: float = 0.9, steps: int = 3000) -> float:
+    """The share of steps that ask a proposer whose steps yield `gain` more.
 
-    Its drafts take half a bare step. The tokens of a step scatter as an acceptance length does.
+    The proposer promises `promised` accepted tokens a step, and its drafts take half a bare step. The tokens
+    of a step scatter as an acceptance length does.
     """
     price, chance, asked = ProposerPrice(), random.Random(seed), 0
     accepted = 1.5 * (1 + gain) - 1
@@ -77,7 +78,7 @@ def share_asked(gain: float, seed: int, steps: int = 3000) -> float:
         tokens, begins = 1, price.begins(1, 1.0)
         if begins:
             asked += 1
-            price.computed(0, 0.5, 0.9, 1)
+            price.computed(0, 0.5, promised, 1)
             while tokens < 8 and chance.random() < accepted / (1 + accepted):
                 tokens += 1
         price.measured.learn(1, begins, tokens, (1.5 if begins else 1.0) * chance.lognormvariate(0, 0.06))
@@ -155,3 +156,8 @@ def test_a_trial_waits_while_another_proposer_is_tried() -> None:
     assert not any(price.begins(SESSIONS, 0.4, may_try=False) for _ in range(10))
     assert price.is_tried
     assert price.begins(SESSIONS, 0.4)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_proposer_that_estimates_too_little_of_itself_is_asked_once_its_gain_is_measured(seed: int) -> None:
+    assert share_asked(0.4, seed, promised=0.4) > 0.5
