@@ -218,7 +218,7 @@ class PastOutputs:
                 )
             replayed = tenant.files.open(self._limits.tenant_tokens)
             tenant.text.restore(replayed.listed(), replayed.next_serial)
-            tenant.behind = not tenant.files.generation
+            tenant.behind = not replayed.is_on_disk
             self._tenants[name] = tenant
 
     def _new(self, name: str) -> Tenant:

@@ -14,6 +14,8 @@ class Replayed:
 
     sequences: "dict[int, tuple[str, array[int]]]" = field(default_factory=dict)
     next_serial: int = 0
+    is_on_disk: bool = False
+    """Whether the files hold these sequences, so that records may be appended to them."""
 
     def listed(self) -> list[Held]:
         """The sequences in the form that `PastText.restore` takes."""

@@ -62,7 +62,7 @@ class TenantFiles:
         self._say = say
 
     def open(self, token_limit: int) -> Replayed:
-        """Read the files, up to `token_limit`, and leave them ready to append to.
+        """Read the files, up to `token_limit`, and leave them ready to append to, if the disk allows that.
 
         Raises PastError for files that are not this tenant's or of another version.
         """
@@ -79,8 +79,11 @@ class TenantFiles:
         if leaving:
             replayed.forget(leaving)
             self._say(f"past outputs of {self.tenant!r}: finished forgetting a session")
-        if not sound or leaving:
-            self._replace(replayed.listed(), replayed.next_serial)
+        replayed.is_on_disk = self.generation > 0
+        if leaving:
+            replayed.is_on_disk = self._replace(replayed.listed(), replayed.next_serial)
+        elif not sound:
+            replayed.is_on_disk = self._renew(replayed.listed(), replayed.next_serial)
         self._remove_older()
         return replayed
 
@@ -140,16 +143,21 @@ class TenantFiles:
         self.generation = self.log_bytes = self.snapshot_bytes = 0
 
     def _replace(self, sequences: Sequence[Held], next_serial: int) -> bool:
-        """Replace the old generation by a new one; False where the disk has no room for any."""
-        try:
-            self.snapshot(sequences, next_serial)
-            fits = True
-        except OSError as error:
-            self._say(f"past outputs of {self.tenant!r} are in memory only for now: {error}")
+        """Replace the old generation by a new one; by none, and False, where the disk has no room for any."""
+        fits = self._renew(sequences, next_serial)
+        if not fits:
             self.generation += 1
             self._remove_older()
-            fits = False
         return fits
+
+    def _renew(self, sequences: Sequence[Held], next_serial: int) -> bool:
+        """Begin a generation; False, with the old one left as it is, where the disk has no room for it."""
+        try:
+            self.snapshot(sequences, next_serial)
+        except OSError as error:
+            self._say(f"past outputs of {self.tenant!r} are in memory only for now: {error}")
+            return False
+        return True
 
     def _read(self) -> tuple[Replayed, bool]:
         """Sequences of the newest generation, and whether its files can be continued as they are."""
