@@ -21,6 +21,7 @@ from orchestrator.front.generating import StreamAnswerer
 from orchestrator.front.http.bodies.bounds import BodyKind
 from orchestrator.front.http.bodies.tokenize_fields import DetokenizeRequest, TokenizeRequest
 from orchestrator.front.http.chat.chat_fields import ChatRequest
+from orchestrator.front.http.chat.planning import parses_answers
 from orchestrator.front.http.completion_service import CompletionService
 from orchestrator.front.http.connections.websocket import websocket_routes
 from orchestrator.front.http.dialects.answering import TranslatedResponse
@@ -36,6 +37,7 @@ from orchestrator.front.http.middleware import (
 )
 from orchestrator.front.http.page.routes import page_routes
 from orchestrator.front.http.responses import CompletionResponse
+from orchestrator.front.http.templated.known_templates import response_template
 from orchestrator.front.http.tokenizing import TokenizeResponse
 from speculative.errors import OutriderError, Unavailable
 
@@ -150,6 +152,7 @@ def _models(service: CompletionService, drafters_of: DraftersOf) -> APIRouter:
 
 
 def _model(service: CompletionService, target: TargetModel, drafters_of: DraftersOf) -> dict[str, Any]:
+    chat = target.chat
     return {
         "id": target.name,
         "object": "model",
@@ -157,6 +160,7 @@ def _model(service: CompletionService, target: TargetModel, drafters_of: Drafter
         "max_model_len": target.max_length,
         "sampling_defaults": service.sampling_defaults(target),
         "tokenizer_digest": target.tokenizer_digest,
+        "parses_chat": chat is not None and parses_answers(chat.source, response_template(chat)),
         "drafters": [
             {
                 "format": drafter.format,

@@ -37,6 +37,8 @@ class ModelFacts:
     max_length: int
     sampling: Mapping[str, Any]
     """Sampling parameters of requests that set none."""
+    parses_chat: bool
+    """Whether the cloud makes more than text of an answer to a conversation, such as reasoning."""
 
 
 class Cloud:
@@ -104,7 +106,12 @@ class Cloud:
             found = listed[0] if isinstance(listed, list) and len(listed) == 1 else None
         if not isinstance(found, dict) or not isinstance(found.get("sampling_defaults"), dict):
             return None
-        facts = ModelFacts(str(found["id"]), int(found["max_model_len"]), found["sampling_defaults"])
+        facts = ModelFacts(
+            str(found["id"]),
+            int(found["max_model_len"]),
+            found["sampling_defaults"],
+            found.get("parses_chat") is not False,  # an older cloud does not say
+        )
         with self._lock:
             if len(self._facts) > 64:  # apps make names up
                 self._facts.clear()

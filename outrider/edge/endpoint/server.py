@@ -184,6 +184,8 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         prompt, ids, limit = asked.prompt, None, None
         if asked.messages:
+            if facts.parses_chat:  # only the cloud can tell an answer's reasoning from its content
+                return None
             ids = endpoint.cloud.ids_of(asked.messages, asked.model, headers)
             if not ids or len(ids) >= facts.max_length:
                 return None

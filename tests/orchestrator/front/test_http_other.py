@@ -27,6 +27,23 @@ async def test_models_are_listed_and_told_one_by_one(world: World, table: TokenT
     assert (more["max_model_len"], more["sampling_defaults"]) == (MAX_LENGTH, {})
 
 
+@pytest.mark.parametrize(
+    ("how", "parses"),
+    [
+        ({"chat": ""}, False),
+        ({"chat": "{{ messages | length }}"}, False),
+        ({"chat": "{{ messages | length }}{# <think></think> #}"}, True),
+        ({"chat": "{{ messages | length }}", "response": '{"fields": {"content": {}}}'}, True),
+    ],
+)
+async def test_a_model_says_whether_answers_to_conversations_are_more_than_text(
+    world: World, table: TokenTable, how: dict[str, str], parses: bool
+) -> None:
+    async with asking(world, table, **how) as (client, _, _):
+        (model,) = [model async for model in client.models.list()]
+    assert (model.model_extra or {})["parses_chat"] is parses
+
+
 async def test_text_becomes_ids_and_ids_text(world: World, table: TokenTable) -> None:
     async def post(path: str, **body: Any) -> dict[str, Any]:
         status, said, _ = await asyncio.to_thread(send, front.http, path, json.dumps(body).encode())

@@ -166,6 +166,16 @@ def _required(
     return prompt, replace(plan, format=format_.name, called=format_.special)
 
 
+def parses_answers(template: str, response: str) -> bool:
+    """Whether an answer may be more than its text though no tools are given: some of it can be reasoning.
+
+    Args:
+        template: the model's chat template.
+        response: its response template as JSON; empty: there is none.
+    """
+    return bool(response) or thought_marks(template, response) is not None
+
+
 @lru_cache(maxsize=16)
 def thought_marks(template: str, response: str) -> ThoughtMarks | None:
     """The marks around reasoning, by the response template or else the usual ones; None: a chat template that
