@@ -12,6 +12,8 @@ from transformers import GenerationConfig, LlamaForCausalLM
 
 from training import tokenizer as bpe
 
+CARD = "README.md"
+"""Name of a folder's model card."""
 SHARD = "12MB"
 """Largest weights file; repositories and their hosts dislike larger ones."""
 
@@ -27,17 +29,20 @@ def write(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def publish(staged: Path, folder: Path) -> None:
-    """Makes `folder` a copy of `staged`; a card (README.md) that is already there stays.
+    """Makes `folder` a copy of `staged`, which keeps an earlier card (README.md) if it has none of its own.
 
     Where `folder` is a link to a folder, what it leads to is replaced, and the link stays.
     """
     folder = folder.resolve()
     partial, old = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("partial", "old"))
-    for leftover in (partial, old):
-        shutil.rmtree(leftover, ignore_errors=True)
+    shutil.rmtree(partial, ignore_errors=True)
+    if old.exists() and not folder.exists():  # a process died between the two renames below
+        os.rename(old, folder)
+    shutil.rmtree(old, ignore_errors=True)
     shutil.copytree(staged, partial)
-    if (folder / "README.md").exists():
-        shutil.copy2(folder / "README.md", partial)
+    card = folder / CARD
+    if card.exists() and not (partial / CARD).exists():
+        shutil.copy2(card, partial)
     if folder.exists():
         os.rename(folder, old)
     os.rename(partial, folder)

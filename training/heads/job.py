@@ -299,7 +299,6 @@ def _publish(
     (staged / "README.md").write_text(card(options, text, result), encoding="utf-8")
     options.out.parent.mkdir(parents=True, exist_ok=True)
     publish(staged, options.out)
-    shutil.copy2(staged / "README.md", options.out / "README.md")
     return result
 
 
