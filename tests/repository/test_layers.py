@@ -252,7 +252,14 @@ LAYERS = {
     # Belongs to a process of its own, which the front starts and never imports.
     "orchestrator.front.http.templated.template_parser": Layer(("orchestrator",), ("transformers",)),
     "training": Layer(
-        ("speculative", "outrider.json_lines", "outrider.lm", "outrider.near_copies", "outrider.tokens"),
+        (
+            "speculative",
+            "outrider.folder_lock",
+            "outrider.json_lines",
+            "outrider.lm",
+            "outrider.near_copies",
+            "outrider.tokens",
+        ),
         ("numpy", "tokenizers", *TORCH),
     ),
 }

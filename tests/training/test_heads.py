@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from outrider.cli.past_file import write_past
+from outrider.folder_lock import FolderInUse, FolderLock
 from outrider.lm.heads.config import HeadConfig
 from outrider.lm.heads.eagle3 import Eagle3Head
 from outrider.lm.heads.medusa import MedusaHeads
@@ -192,6 +194,13 @@ def test_what_cannot_be_trained_is_refused_by_name(
 ) -> None:
     with pytest.raises(InvalidRequest, match=said):
         distil(replace(options, **change), TEXTS, quiet)  # type: ignore[arg-type]
+
+
+def test_a_second_run_in_a_work_folder_is_refused_while_the_first_has_it(options: DistilOptions) -> None:
+    with closing(FolderLock(options.work)), pytest.raises(FolderInUse, match=r"another process \(pid"):
+        distil(options, TEXTS, quiet)
+    assert not options.out.exists()
+    distil(options, TEXTS, quiet)
 
 
 def test_a_work_folder_of_another_run_is_refused_by_what_differs(options: DistilOptions) -> None:

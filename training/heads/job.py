@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from outrider.folder_lock import FolderLock
 from outrider.lm.device.placement import find_device
 from outrider.lm.heads.published import write_head
 from outrider.lm.load.model import load_model, load_tokenizer
@@ -59,13 +60,18 @@ class DistilProgress(Protocol):
 def distil(options: DistilOptions, documents: Iterable[str], progress: DistilProgress) -> dict[str, Any]:
     """Trains a head and writes its folder to `options.out`; returns what `--json` prints.
 
-    Raises InvalidRequest if the options, the text or the files of an earlier run do not fit, ModelRefused if
-    the target cannot have a head, and Interrupted on SIGTERM.
+    Raises InvalidRequest if the options, the text or the files of an earlier run do not fit, FolderInUse if
+    another run has the work folder, ModelRefused if the target cannot have a head, Interrupted on SIGTERM.
     """
     options = replace(checked(options), device=str(find_device(options.device)))
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    options.work.mkdir(parents=True, exist_ok=True)
+    with closing(FolderLock(options.work)):  # two runs would write one file at once
+        return _distil(options, documents, progress)
+
+
+def _distil(options: DistilOptions, documents: Iterable[str], progress: DistilProgress) -> dict[str, Any]:
+    """Does what `distil` says, in a work folder that is this run's."""
     target = FrozenTarget.load(options.target, options.device)
     table = _table(options.target)
     for flag, other in (("--drafter", options.drafter), ("--boost-of", options.boost_of)):
