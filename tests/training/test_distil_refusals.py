@@ -76,6 +76,35 @@ def test_a_number_or_a_folder_that_cannot_be_used_is_refused_by_name(
         checked(replace(options, **change))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("flag", ["target", "drafter"])
+def test_rows_that_a_model_cannot_read_whole_are_refused(
+    options: DistilOptions, small: Path, tmp_path: Path, flag: str
+) -> None:
+    shutil.copytree(small, tmp_path / "short")
+    config = json.loads((small / "config.json").read_text())
+    (tmp_path / "short/config.json").write_text(json.dumps(config | {"max_position_embeddings": 31}))
+    short = replace(options, **{flag: str(tmp_path / "short")})
+    with pytest.raises(InvalidRequest, match=f"--window 32 is more than the 31 tokens that --{flag} "):
+        distil(short, TEXTS, quiet)
+    assert not options.out.exists()
+
+
+def test_a_held_out_prompt_that_the_target_cannot_continue_is_refused(
+    options: DistilOptions, tmp_path: Path, target: Path
+) -> None:
+    table = TokenTable.from_json((target / "tokenizer.json").read_text())
+    held = tmp_path / "held.jsonl"
+    for count, fits in ((256 - options.held_tokens, True), (257 - options.held_tokens, False)):
+        prompt = "\x00" * count
+        assert len(table.encode(prompt)) == count
+        held.write_text(json.dumps({"prompt": prompt}) + "\n")
+        if fits:
+            assert distil(replace(options, held_out=held), TEXTS, quiet)["held_out_prompts"] == 1
+            continue
+        with pytest.raises(InvalidRequest, match=f"has {count} tokens.* it can read 256: shorten"):
+            distil(replace(options, held_out=held, work=tmp_path / "other"), TEXTS, quiet)
+
+
 def test_a_device_that_is_not_there_is_refused_before_anything_is_written(options: DistilOptions) -> None:
     with pytest.raises(InvalidRequest, match=r"cuda:99.*CUDA devices here"):
         distil(replace(options, device="cuda:99"), TEXTS, quiet)

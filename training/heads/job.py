@@ -39,7 +39,7 @@ from training.heads.lessons import Lessons, features_of, written_rows
 from training.heads.look_ahead import TrainedLookAhead
 from training.heads.recipe import DistilOptions, checked, epochs_of, measured_depth
 from training.heads.rows import TrainingText, beginnings, fixed_rows, read_text, row_counts
-from training.heads.small_lm import SmallLM, check_width
+from training.heads.small_lm import SmallLM, check_width, context_of
 from training.heads.unrolled import TrainedHead
 from training.loop import Run, Settings, TrainingProgress
 
@@ -74,12 +74,14 @@ def _distil(options: DistilOptions, documents: Iterable[str], progress: DistilPr
     """Does what `distil` says, in a work folder that is this run's."""
     target = FrozenTarget.load(options.target, options.device)
     table = _table(options.target)
+    _check_contexts(options)
     for flag, other in (("--drafter", options.drafter), ("--boost-of", options.boost_of)):
         if other is not None and _table(other).digest != table.digest:
             raise InvalidRequest(f"{flag} {other!r} has another tokenizer than the target {options.target!r}")
         if other is not None and options.kind in (LM, BLOCK):
             check_width(flag, other, target)
     text = read_text(table, target.eos, documents, options.past, options.held_out, options.window)
+    _check_prompts(options, text)
     same_settings(
         options.work / "data.json",
         {"target": weights_digest(options.target), "text": text.digest, **options.data_settings()}
@@ -118,6 +120,27 @@ def _distil(options: DistilOptions, documents: Iterable[str], progress: DistilPr
     if first is not None:
         result["boost"] = _union(head, first, target, held, measured_depth(options))
     return _publish(options, head, text, result)
+
+
+def _check_contexts(options: DistilOptions) -> None:
+    """Raises InvalidRequest where a model cannot read a whole row."""
+    models = {"--target": options.target, "--drafter": options.drafter, "--boost-of": options.boost_of}
+    for flag, model in models.items():
+        if model is not None and options.window > (most := context_of(model)):
+            raise InvalidRequest(
+                f"--window {options.window} is more than the {most} tokens that {flag} {model!r} can read; "
+                "lower it"
+            )
+
+
+def _check_prompts(options: DistilOptions, text: TrainingText) -> None:
+    """Raises InvalidRequest for a held-out prompt that the target cannot read and continue."""
+    most, longest = context_of(options.target), max(map(len, text.prompts))
+    if longest + options.held_tokens > most:
+        raise InvalidRequest(
+            f"a held-out prompt has {longest} tokens, and the target writes {options.held_tokens} behind it; "
+            f"it can read {most}: shorten the prompt"
+        )
 
 
 def _weights_of(name: str, source: str | None) -> dict[str, Any]:

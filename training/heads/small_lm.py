@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 from outrider.lm.load.masks import mask_ids
-from outrider.lm.load.model import load_model
+from outrider.lm.load.model import load_model, longest_context
 from outrider.lm.load.source import ModelSource
 from speculative.errors import InvalidRequest
 from training.heads.frozen import FrozenTarget
@@ -22,14 +22,26 @@ def check_width(flag: str, source: str, target: FrozenTarget) -> None:
     Args:
         flag: the flag that names the model.
     """
-    where = ModelSource.of(source)
-    config = AutoConfig.from_pretrained(where.name, trust_remote_code=False, **where.arguments)
+    config = _config(source)
     size, wanted = config.get_text_config().vocab_size, target.parts.shape.vocabulary_size
     if size == wanted:
         return
     masks = len(mask_ids(config, size))
     hint = f", since its last {masks} ids are masks: give the model that it was trained from" if masks else ""
     raise InvalidRequest(f"{flag} {source!r} has {size} logits, and the target has {wanted}{hint}")
+
+
+def context_of(source: str) -> int:
+    """The most tokens that a model can read, as its configuration says. Raises ModelRefused without one."""
+    return longest_context(_config(source))
+
+
+def _config(source: str) -> PreTrainedConfig:
+    where = ModelSource.of(source)
+    config: PreTrainedConfig = AutoConfig.from_pretrained(
+        where.name, trust_remote_code=False, **where.arguments
+    )
+    return config
 
 
 class SmallLM(torch.nn.Module):
