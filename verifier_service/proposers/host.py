@@ -123,7 +123,7 @@ class ProposerHost:
         live = self._live
         if self._filling is not None:
             with_planes, is_filled = self._live_with_planes, self._filling.is_filled
-            may_hold = is_quiet or all(hosted.rests(ready) for hosted in with_planes)
+            may_hold = is_quiet or all(hosted.sits or hosted.rests(ready) for hosted in with_planes)
             may_skip = all(hosted.sits_out(ready, is_filled) for hosted in with_planes)
             self._filling.begin(ready, may_hold, may_skip)
         # Steps are quiet only where all proposers without planes look away.
@@ -131,7 +131,8 @@ class ProposerHost:
         if is_quiet:
             return
         for hosted in live:
-            hosted.looks_away = hosted.planes is None and hosted.prices.rest_left > WARM_STEPS
+            rests = hosted.sits or hosted.prices.rest_left > WARM_STEPS
+            hosted.looks_away = hosted.planes is None and rests
         self._plan_quiet_steps(ready)
         look_away = [hosted.looks_away for hosted in live]
         if present == self._present and look_away == self._look_away:
@@ -193,22 +194,23 @@ class ProposerHost:
             if not price.rests:
                 awake.append((hosted, price))
                 continue
+            hosted.sits = False
             price.begins(sessions, expected.tokens_per_ms)
-            if price.rest_left < COMPARED_STEPS:
+            if WARM_STEPS <= price.rest_left < COMPARED_STEPS:
                 self._step.append((price, sessions, False))
         if not awake:
             return
-        if self._filling is not None and any(hosted.planes is not None for hosted, _ in awake):
+        if self._filling is not None and any(hosted.planes and not hosted.sits for hosted, _ in awake):
             self._filling.catch_up()  # which may mute a proposer
             awake = [(hosted, price) for hosted, price in awake if hosted.name not in self.muted]
         # What a proposer adds to the drafts of those before it is its gain: the cheapest drafts come first.
         for hosted, price in sorted(awake, key=lambda each: -each[1].gain_per_ms(len(ready))):
-            asked = [
-                session
-                for session in hosted.naming(ready)
-                if hosted.sessions.get(session.handle) is session
-                and (hosted.planes is None or self._feature(session) is not None)
-            ]
+            known = [each for each in hosted.naming(ready) if hosted.sessions.get(each.handle) is each]
+            sat = hosted.sits and price.measured.goes_on_without(len(known))
+            if sat or hosted.planes is None:
+                asked = known
+            else:
+                asked = [session for session in known if self._feature(session) is not None]
             if not asked:
                 continue
             sources = [session.sources for session in asked]
@@ -217,7 +219,9 @@ class ProposerHost:
             may_try, is_tried = not (is_trying and expected.tokens_per_ms), price.is_tried
             begins = price.begins(len(asked), expected.tokens_per_ms, may_try)
             is_trying |= is_tried
-            self._step.append((price, len(asked), begins))
+            if begins or sat:
+                self._step.append((price, len(asked), begins))
+            hosted.sits = not begins and price.measured.goes_on_without(len(asked))
             if begins:
                 growing = [GrowingDraft(expected.row_worth) for _ in asked]
                 self._grow(hosted, price, asked, growing, expected.tokens_per_ms)
@@ -282,7 +286,7 @@ class ProposerHost:
             raise ValueError(f"{name} has other needs than what would take its place")
         began_s = self.now_s()
         before, hosted.proposer = hosted.proposer, proposer
-        hosted.sessions, hosted.prices = {}, ProposerPrices()
+        hosted.sessions, hosted.prices, hosted.sits = {}, ProposerPrices(), False
         hosted.slow_calls.clear()
         if hosted.planes is not None and self._filling is not None:
             self._sessions.kv.forget(proposer.needs.tenant)

@@ -36,6 +36,10 @@ class HostedProposer:
     looks_away: bool = False
     """Whether the proposer, which has no planes, is shown nothing of this step."""
 
+    sits: bool = False
+    """Whether the next step leaves the proposer out as this one did, for a comparison. Passes are shown to it
+    later, or not at all, so that such steps are those of a worker without the proposer."""
+
     def rests(self, ready: Sequence[Session]) -> bool:
         """Whether the proposer will not draft for these sessions, as far as is known before the plan."""
         naming = self.naming(ready)

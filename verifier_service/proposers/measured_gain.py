@@ -32,6 +32,8 @@ _ENOUGH = 8
 """Steps of each side before they are compared."""
 _FIRST_SPELL = 4
 """Steps with the proposer before the first steps without: a short answer has to show whether it pays."""
+_LEFT_OUT = 6
+"""Steps in a row that leave the proposer out. The first does not count: the proposer is shown its pass."""
 
 
 @dataclass(slots=True)
@@ -40,7 +42,7 @@ class TrialSpells:
 
     spell: int
     """Steps with the source before some leave it out."""
-    steps: int = 4
+    steps: int
     """Steps in a row that leave the source out."""
     longest: int = 256
     """The most steps with the source before some leave it out."""
@@ -60,6 +62,11 @@ class TrialSpells:
             self._left_out -= 1
             return True
         return False
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the next step leaves the source out as the one before did."""
+        return self._left_out > 0
 
     def had_source(self, urgency: int = 1) -> None:
         """Notes a step that had the source; where the trial is urgent, the step counts as several."""
@@ -128,7 +135,7 @@ class _Sides:
 
     drafted: _StepRate = field(default_factory=_StepRate)
     bare: _StepRate = field(default_factory=_StepRate)
-    spells: TrialSpells = field(default_factory=lambda: TrialSpells(_FIRST_SPELL))
+    spells: TrialSpells = field(default_factory=lambda: TrialSpells(_FIRST_SPELL, _LEFT_OUT))
     last: bool = False
     """Whether the last step had the proposer."""
     since: int = 0
@@ -155,6 +162,11 @@ class MeasuredGain:
         sides = self._sides(sessions)
         sides.spells.longest = _LONGEST_SPELL if sides.gain > _SURE else _DOUBTFUL_SPELL
         return sides.spells.leaves_out()
+
+    def goes_on_without(self, sessions: int) -> bool:
+        """Whether the next step, of so many sessions, leaves the proposer out as the one before did."""
+        sides = self._by_size.get(sessions.bit_length())
+        return sides is not None and sides.spells.goes_on
 
     def learn(self, sessions: int, asked: bool, tokens: int, ms: float) -> None:
         """Learns from a step of these sessions that committed `tokens` tokens in `ms`, above 0.

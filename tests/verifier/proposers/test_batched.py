@@ -378,6 +378,50 @@ def test_of_a_rest_only_the_last_steps_are_compared(monkeypatch: pytest.MonkeyPa
     assert COMPARED_STEPS <= max(bare) < 2 * COMPARED_STEPS, "rests take up to 128 steps here"
 
 
+def test_steps_without_a_proposer_that_it_is_compared_with_do_not_pay_for_showing_it_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    bare_ms: list[float] = []
+    learn = MeasuredGain.learn
+
+    def noted(self: MeasuredGain, sessions: int, asked: bool, tokens: int, ms: float) -> None:
+        learn(self, sessions, asked, tokens, ms)
+        if not asked:
+            bare_ms.append(ms)
+
+    monkeypatch.setattr(MeasuredGain, "learn", noted)
+
+    class Seeing(Drafting):
+        """Drafts one right token in a millisecond, and takes five to see a pass."""
+
+        def saw(self, seen: SeenPass) -> None:
+            super().saw(seen)
+            clock.time += 0.005
+
+        def level(self, session: ProposedSession, depth: int) -> DraftLevel | None:
+            clock.time += 0.001
+            place = len(session.ids) - session.prompt_length
+            return None if depth or place >= len(LONG) else DraftLevel((LONG[place],), (-1,), (0.9,))
+
+    proposer = Seeing(clock)
+    costs = StepCostModel({1: 20.0, 64: 21.0})
+    driver = CoreDriver(proposers={"seeing": proposer}, meter=clock, costs=costs, adaptive=True)
+    forward = driver.target.forward
+
+    def computed(sequences: Any) -> Any:
+        clock.time += 0.02
+        return forward(sequences)
+
+    driver.target.forward = computed
+    session = driver.open((1, 2, 3), len(LONG), sources=("seeing",))
+    driver.run()
+    assert driver.generated(session) == LONG
+    assert proposer.calls > 100, "the proposer pays"
+    assert len(bare_ms) > 10
+    assert bare_ms == pytest.approx([20.0] * len(bare_ms))
+
+
 def test_slow_calls_far_apart_mute_nobody() -> None:
     clock = Clock()
 

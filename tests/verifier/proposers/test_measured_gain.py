@@ -98,10 +98,10 @@ def test_a_moderate_loss_is_found_in_the_scatter_of_tokens(seed: int) -> None:
 def test_now_and_then_a_few_steps_leave_the_proposer_out() -> None:
     measured = MeasuredGain()
     asked = []
-    for _ in range(76):
+    for _ in range(84):
         asked.append(not measured.leaves_out(SESSIONS))
         measured.learn(SESSIONS, asked[-1], 16, 20.0)
-    left_out = [False] * 4
+    left_out = [False] * 6
     assert asked == [
         *([True] * 4 + left_out),
         *([True] * 8 + left_out),
