@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 
 import pytest
 from ngram_lm import LAYOUT
@@ -106,6 +107,16 @@ def test_other_commands_wait_whenever_they_come(inbox: EngineInbox) -> None:
     inbox.put(Cancel(2))
     assert list(inbox.waiting()) == [Cancel(1), Cancel(2)]
     assert inbox.get(0.0) is None
+
+
+def test_what_comes_while_the_engine_takes_commands_waits_for_the_next_time(inbox: EngineInbox) -> None:
+    inbox.put(offers(0))
+    taken = []
+    for command in islice(inbox.waiting(), 10):
+        inbox.put(offers(len(taken) + 1))
+        taken.append(command)
+    assert len(taken) == 1, "a source that drafts faster than the engine merges would hold up every session"
+    assert left(inbox) == [[1]]
 
 
 def test_what_only_the_engine_can_decide_waits_for_it(inbox: EngineInbox, sessions: Sessions) -> None:

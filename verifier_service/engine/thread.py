@@ -80,8 +80,12 @@ class EngineInbox:
             return None
 
     def waiting(self) -> Iterator[Command]:
-        """The commands that wait, and those that come meanwhile. Only for the engine's thread."""
-        while not self._commands.empty():
+        """The commands that wait now. Only for the engine's thread.
+
+        Those that come meanwhile wait for the next call: a source that drafts faster than its drafts are
+        merged would otherwise hold up the pass, and every session with it, for as long as it goes on.
+        """
+        for _ in range(self._commands.qsize()):
             yield self._commands.get_nowait()
 
     @contextmanager
