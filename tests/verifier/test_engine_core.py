@@ -410,6 +410,19 @@ def test_a_source_that_is_always_wrong_is_not_waited_for_without_end() -> None:
     assert waits == 8
 
 
+def test_no_round_waits_for_a_source_that_its_session_uses_no_longer() -> None:
+    driver = Driver()
+    with_a_patient_session(driver)
+    driver.apply(Sources(1, SourceSet(REMOTE.names, frozenset(), frozenset())))
+    driver.finish(driver.begin())
+    driver.apply(WaitFor(1, 1, 50))
+    driver.finish(driver.begin())
+    driver.apply(Sources(1, REMOTE))
+    driver.finish(driver.begin())
+    driver.apply(WaitFor(1, 1, 50))
+    assert driver.idle().until_s == pytest.approx(driver.now + 0.05)
+
+
 def test_a_source_may_take_back_what_it_asked_for() -> None:
     driver = Driver()
     with_a_patient_session(driver)

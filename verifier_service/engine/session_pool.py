@@ -209,8 +209,9 @@ class SessionPool:
         self.scheduler.preempt(session.handle)
 
     def take_wish(self, wish: Observe | WaitFor) -> None:
-        """Notes how long a source asks a session's rounds to wait."""
-        if (session := self._sessions.get(wish.handle)) is None:
+        """Notes how long a source asks a session's rounds to wait, or what it wants to hear of them."""
+        session = self._sessions.get(wish.handle)
+        if session is None or not session.sources.listens_to(wish.source):
             return
         if isinstance(wish, Observe):
             session.sources.want_tops(wish.source, wish.tops)
@@ -393,8 +394,7 @@ class SessionPool:
         """Ends a session before its request is complete, and frees its blocks."""
         self._release(session)
         finish = Finish(reason, session.usage(), message, code)
-        position = len(session.ids)
-        self.updates.append(Update(session.handle, position, (), b"", session.prefix_hash, finish))
+        self.updates.append(Update(session.handle, len(session.ids), (), b"", session.prefix_hash, finish))
 
     def park(self, session: Session) -> None:
         """Frees a session that nobody reads; its update holds its cost so far."""

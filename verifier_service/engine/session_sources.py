@@ -120,6 +120,7 @@ class SessionSources:
         self.calibrator.use([reputation.calibration for reputation in reputations])
         self._gains = {index: reputation.gain for index, reputation in enumerate(reputations, start=1)}
         self._active = sources.proposers | sources.remote
+        self.waits.keep_only(self._active)
         inside = {sources.names[index - 1]: index for index in sources.proposers}
         self.batched = {
             name: index for name, index in inside.items() if name not in {*PROPOSERS, *LEAF_PROPOSERS}

@@ -169,6 +169,10 @@ class DraftWaits:
         if ms:
             self._asked[source_index] = ms
 
+    def keep_only(self, source_indices: Collection[int]) -> None:
+        """Ends the waiting for all sources but these."""
+        self._asked = {index: ms for index, ms in self._asked.items() if index in source_indices}
+
     def held(self) -> None:
         """Notes that the next round is held back for a draft."""
         self._held = True
