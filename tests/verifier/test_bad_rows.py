@@ -5,15 +5,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from core_driver import GREEDY, SAMPLED, CoreDriver
 from ngram_lm import NgramLM
 from numpy.typing import NDArray
 
+from outrider.lm.runner import PackedLM
 from outrider.wire.codec import CommittedCode
 from speculative.fragment import Fragment
 from speculative.hashing import prefix_hash
 from speculative.params import SamplingParams
 from speculative.stop import FinishReason
+from tests.lm.families import model_of
 from verifier_service.engine.messages import InFlight, Observe, Offers, Sources
 from verifier_service.engine.session import Session
 from verifier_service.sessions.request import SourceSet
@@ -96,6 +99,42 @@ def test_a_bad_row_that_only_a_draft_reaches_ends_nothing(row: NDArray[np.float3
     plain.run()
     assert driver.generated(session) == plain.generated(expected)
     assert driver.finish_of(session).reason is FinishReason.LENGTH
+
+
+def decoded_by_a_model_of_a_bad_embedding(
+    bad: int, prompt: tuple[int, ...], params: SamplingParams, *, drafts: bool
+) -> tuple[list[int], FinishReason, int]:
+    """Ids, how the session ended, and the number of passes, with the id of no numbers as each draft."""
+    model = model_of("llama", max_position_embeddings=128, tie_word_embeddings=False)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[bad] = torch.nan
+    driver = CoreDriver(PackedLM(model))
+    session = driver.open(prompt, NEW, params, remote=("far",))
+    while driver.step():
+        if drafts:
+            fragment = Fragment(
+                1, 1, len(session.ids), prefix_hash(session.ids), (bad, 4), (-1, -1), (0.9, 0.8)
+            )
+            driver.core.apply(Offers(((session.handle, fragment),), driver.now, InFlight(put=1)), driver.now)
+    driver.core.kv.check()
+    return driver.generated(session), driver.finish_of(session).reason, len(driver.passes)
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_drafted_token_whose_keys_are_no_numbers_spoils_no_row_beside_it(params: SamplingParams) -> None:
+    prompt = (1, 2, 3)
+    usual, _, _ = decoded_by_a_model_of_a_bad_embedding(60, prompt, params, drafts=False)
+    bad = next(id_ for id_ in range(60) if id_ not in (*usual, *prompt))
+    ids, reason, passes = decoded_by_a_model_of_a_bad_embedding(bad, prompt, params, drafts=True)
+    assert (ids, reason) == (usual, FinishReason.LENGTH)
+    assert passes == NEW + 1, "one pass was in vain, and no further draft was listened to"
+
+
+def test_a_text_that_has_such_a_token_ends_with_drafts_as_without() -> None:
+    ends = [
+        decoded_by_a_model_of_a_bad_embedding(9, (1, 9, 3), GREEDY, drafts=drafts) for drafts in (False, True)
+    ]
+    assert ends == 2 * [([], FinishReason.ERROR, 1)]
 
 
 def test_256_nodes_of_one_session_beside_31_others_change_no_id() -> None:

@@ -404,6 +404,10 @@ class EngineCore:
         first, watched = session.cached, bool(self.proposers.names)
         if scores is not None:
             self.sessions.scored(session, scores)
+        if match is None and step_rows.final:  # once more, without drafts
+            self.kv.keep_rows(session, ())
+            session.go_alone()
+            return None
         if match is None:
             kept = session.skip(step_rows)
             shown = self._shown(entry, first, kept, len(session.ids), ()) if watched else None

@@ -27,14 +27,13 @@ from speculative.sampling_kernel import current_kernel
 from speculative.stats import UsageCount
 from speculative.stop import StopChecker, cut_at_stop
 from speculative.target_sampler import TargetSampler
-from speculative.tree import EMPTY_TREE
 from speculative.window_shape import SHAPES
 from speculative.windows import WindowPool, WindowRanking
 from verifier_service.engine.observing import Observer
 from verifier_service.engine.prompt_scorer import scorer_of
 from verifier_service.engine.session_sources import RoundScore, SessionSources
 from verifier_service.engine.source_policy import Reputations, StepValue
-from verifier_service.engine.step import Round, Scouts, StepRows, scouts_behind
+from verifier_service.engine.step import Round, Scouts, StepRows, match_root, scouts_behind
 from verifier_service.observe.round_log import UNTIMED_STEP, Step
 from verifier_service.proposers.batched import ProposedSession, ScoutAsk
 from verifier_service.sessions.request import SessionRequest, SourceSet
@@ -117,7 +116,12 @@ class Session:
     def use_sources(self, sources: SourceSet) -> None:
         """Changes the session's sources; a source that drafted before goes on where it was."""
         self._usage.source_names = sources.names
-        self.sources.use(sources)
+        self.sources.use(sources if self.node_limit else SourceSet(sources.names, frozenset(), frozenset()))
+
+    def go_alone(self) -> None:
+        """Has the session go on without drafts, whatever sources it is given."""
+        self.node_limit, self._ranking, self._scouts = 0, None, None
+        self.use_sources(SourceSet(self._usage.source_names, frozenset(), frozenset()))
 
     @property
     def greedy(self) -> bool:
@@ -298,17 +302,17 @@ class Session:
         self._pool.judges(window.depth)
         return window.drawn
 
-    def match(self, step_rows: StepRows, target: TargetSampler) -> Match:
-        """The target's own tokens along the tree of final rows; changes nothing.
+    def match(self, step_rows: StepRows, target: TargetSampler) -> Match | None:
+        """The target's own tokens along the tree of final rows; None: see `match_root`. Changes nothing.
 
         `target` is the session's `target` with the digests of these rows. Raises EmptySupport.
         """
         try:
-            match = self._matched(step_rows, target)
+            match: Match | None = self._matched(step_rows, target)
         except EmptySupport:
             # The drafts may have led past the request's end, where plain decoding never looks: do without.
-            match = path_match(EMPTY_TREE, target)
-        return target.with_logprobs(match, self._logprobs)
+            match = match_root(step_rows, target)
+        return match and target.with_logprobs(match, self._logprobs)
 
     def _matched(self, step_rows: StepRows, target: TargetSampler) -> Match:
         criterion = self._request.criterion
@@ -401,8 +405,7 @@ class Session:
         self._pool.commit(tokens)
         self._bare = self._pool.is_bare
         self._noise.forget_before(len(self.ids))
-        self._ranking = None
-        self._scouts = None
+        self._ranking = self._scouts = None
         rows = (*range(chain), *[chain + node for node in path])
         drafted = self._pool.drafted_by_source.copy()
         logprobs = match.logprobs[: len(tokens)]

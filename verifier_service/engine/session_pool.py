@@ -38,7 +38,7 @@ class Matched(NamedTuple):
     session: Session
     step_rows: StepRows
     match: Match | None
-    """The tokens to commit; None where the pass only read a part of the prompt."""
+    """The tokens to commit; None where the pass only read a part of the prompt, or tells nothing."""
     observed: Observed | None
     first_row: int
     """The session's first row in the pass."""

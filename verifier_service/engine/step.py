@@ -14,10 +14,13 @@ from torch import Tensor
 from outrider.lm.kv.pool import SlotPool
 from outrider.lm.plan import SequenceRows
 from speculative.acceptance.drawn import Draw
+from speculative.acceptance.path_match import Match, path_match
 from speculative.digest import RowDigest
+from speculative.errors import DeadEnd, EmptySupport
 from speculative.logprobs import TokenLogprob
 from speculative.stop import FinishReason
-from speculative.tree import ROOT, TokenTree
+from speculative.target_sampler import TargetSampler
+from speculative.tree import EMPTY_TREE, ROOT, TokenTree
 
 if TYPE_CHECKING:
     from verifier_service.engine.session import Session
@@ -151,6 +154,22 @@ class StepRows(NamedTuple):
         """Rows whose logits are needed: scored ones, and the chain's last one, every node and every scout."""
         first = len(self.chain) - 1
         return (*self.scored, *range(first, first + self.wanted - len(self.scored)))
+
+
+def match_root(step_rows: StepRows, target: TargetSampler) -> Match | None:
+    """The target's own token behind the chain of final rows alone.
+
+    None: the logits are no numbers, and may be some without drafts. Raises EmptySupport.
+    """
+    try:
+        return path_match(EMPTY_TREE, target)
+    except DeadEnd:
+        raise
+    except EmptySupport:
+        # Attention weighs a row that another may not see by 0, and 0 times infinity or NaN is NaN.
+        if step_rows.row_count == len(step_rows.chain):
+            raise
+        return None
 
 
 class Round(NamedTuple):
