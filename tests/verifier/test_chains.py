@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from core_driver import CoreDriver
 from fake_source import FakeSource, Garbage, Oracle, running
 from grpc.aio import AioRpcError
 from harness import GREEDY, Answer, Verifier, eventually, serving, until_parked
 
 from outrider.lm.chains.chain_lm import ChainLM
-from outrider.lm.chains.pool import ChainPool
+from outrider.lm.chains.pool import PLACES, ChainMemory, ChainPool
 from outrider.lm.outcome import OutcomeWants
 from outrider.lm.runner import PackedLM
 from outrider.lm.weight_only.profile import WeightOnly
@@ -19,6 +20,7 @@ from outrider.v1 import common_pb2, verifier_pb2
 from outrider.wire.codec import CommittedCode
 from speculative.errors import InvalidRequest, ModelRefused
 from speculative.params import SamplingParams
+from speculative.stop import FinishReason
 from tests.in_time import in_time
 from tests.lm.families import VOCABULARY, greedy_ids, model_of
 from verifier_service.loading import load_target
@@ -81,6 +83,22 @@ async def test_sessions_that_give_way_and_come_back_have_the_same_ids(family: st
         answers = await asyncio.gather(*(verifier.generate(prompt, **asked) for prompt in prompts))
         assert [answer.ids for answer in answers] == expected
         assert verifier.metric("num_preemptions_total") > 0
+
+
+def test_a_session_that_takes_the_place_of_the_state_behind_its_prefix_is_read_anew() -> None:
+    target = chain_lm("lfm2")
+    memory = ChainMemory(target.pool.max_slots, 2 * PLACES)
+    target.pool = ChainPool(target.pool.layout, memory, target.pool.state_bytes)
+    driver = CoreDriver(target)
+    first = driver.open(LONG, 4)
+    driver.run()
+    assert target.pool.kept_states
+    other = driver.open(PROMPTS[0], NEW)
+    driver.step()
+    again = driver.open(LONG, 4)
+    driver.run()
+    assert [driver.finish_of(session).reason for session in (other, again)] == 2 * [FinishReason.LENGTH]
+    assert driver.generated(again) == driver.generated(first)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

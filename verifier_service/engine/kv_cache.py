@@ -115,16 +115,18 @@ class KVCache:
         """
         salt = self._salt(session)
         hashes: list[BlockHash] = []
-        blocks: list[int] = []
         # A prompt that is scored is computed from its first token on: cached blocks hold no logits.
-        if self._reuse and (session.scorer is None or session.scorer.done):
+        finds = self._reuse and (session.scorer is None or session.scorer.done)
+        if finds:
             self._hasher.extend(hashes, session.ids[:-1], salt)
             if (coming := self._last_coming(hashes)) is not None:
                 self._awaited.setdefault(coming, []).append(session.handle)
                 return False
-            blocks = self.prefixes.match(hashes, len(session.ids), self._now)
+        # The table comes first: it may take the place of a state behind a cached block.
+        table = self.pool.table(session.slots)
+        blocks = self.prefixes.match(hashes, len(session.ids), self._now) if finds else []
         held = _CachedSession(
-            self.pool.table(session.slots),
+            table,
             session.key.tenant,
             salt,
             hashes[: len(blocks)],
