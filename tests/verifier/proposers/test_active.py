@@ -18,6 +18,7 @@ from verifier_service.engine.step_cost import StepCostModel
 from verifier_service.observe.round_log import Rest
 from verifier_service.proposers import ProposerInit
 from verifier_service.proposers.own_text.active import ActiveProposer, SessionProposers
+from verifier_service.proposers.own_text.lookup import MOST_READ
 from verifier_service.proposers.own_text.record import SourceRecord
 from verifier_service.remote_sources.source_rests import LEAST_PRICE
 
@@ -114,6 +115,16 @@ def test_after_a_rest_a_proposer_has_all_ids() -> None:
     assert not asked[-2]
     assert recorder.ids == list(range(49))
     assert recorder.calls == sum(asked)
+
+
+def test_a_long_prompt_that_was_cached_is_read_in_several_steps() -> None:
+    recorder = Recorder()
+    proposer = active(recorder)
+    ids = list(range(2 * MOST_READ + 1))
+    drafts = [proposer.propose(ids, len(ids), 4) for _ in range(3)]
+    assert drafts == [None, None, DRAFT], "all sessions wait for a step"
+    assert recorder.ids == ids
+    assert recorder.calls == 1
 
 
 def test_a_source_that_saved_nothing_in_earlier_sessions_has_eight_rounds_to_prove_otherwise() -> None:

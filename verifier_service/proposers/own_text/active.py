@@ -16,6 +16,7 @@ from speculative.tree import ROOT
 from verifier_service.engine.source_policy import Reputation
 from verifier_service.observe.round_log import Rest, SourceState
 from verifier_service.proposers import PROPOSERS, Proposer, ProposerInit, make_proposer
+from verifier_service.proposers.own_text.lookup import MOST_READ
 from verifier_service.proposers.own_text.record import SourceRecord
 from verifier_service.remote_sources.source_rests import SourceThrottle
 
@@ -87,9 +88,13 @@ class ActiveProposer:
         return self._throttle is not None
 
     def propose(self, ids: Sequence[int], end: int, node_limit: int) -> Draft | None:
-        """Gives the proposer the first `end` of the session's ids; returns what it drafts behind all ids."""
+        """Gives the proposer the first `end` of the session's ids, so many of them at most as one step reads.
+
+        Returns what it drafts behind all ids once it has them.
+        """
         if self.is_resting:
             return None
+        end = min(end, self._appended + MOST_READ)
         self._proposer.append(ids[self._appended : end])
         self._appended = max(self._appended, end)
         if end != len(ids):
