@@ -189,11 +189,14 @@ async def test_a_request_without_a_source_outside_is_refused_unless_its_session_
         assert moved.ids == greedy(target, FEW)
 
 
-def test_the_event_loop_pauses_sooner_amid_drafts_with_much_q() -> None:
+def test_the_event_loop_pauses_sooner_amid_drafts_with_much_q_or_many_nodes() -> None:
     small, large = Draft(ids=[1]), Draft(ids=[1], q=bytes(2048))
     assert _until_pause([small] * 100, 0) == DRAFTS_PER_PAUSE
     assert _until_pause([small] * 100, 90) == 10
     assert _until_pause([large] * 100, 0) == 2
+    wide = Draft(ids=range(255))
+    assert _until_pause([wide] * 100, 0) == 8
+    assert _until_pause([wide] * 100, 0, 20) == 3
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

@@ -17,7 +17,7 @@ from speculative.params import SamplingParams
 from speculative.stop import FinishReason, StopChecker
 from tests.in_time import in_time
 from verifier_service.engine.kv_cache import KVCache
-from verifier_service.engine.messages import Cancel, InFlight, Offers
+from verifier_service.engine.messages import Cancel, InFlight, Offers, load_of
 from verifier_service.engine.scheduler import Scheduler
 from verifier_service.engine.session import Session
 from verifier_service.engine.session_pool import SessionPool
@@ -107,6 +107,21 @@ def test_other_commands_wait_whenever_they_come(inbox: EngineInbox) -> None:
     inbox.put(Cancel(2))
     assert list(inbox.waiting()) == [Cancel(1), Cancel(2)]
     assert inbox.get(0.0) is None
+
+
+def test_a_large_draft_counts_for_as_many_as_take_as_long_to_merge(
+    inbox: EngineInbox, sessions: Sessions
+) -> None:
+    large = Fragment(1, 1, 3, 0, (7,) * 255, tuple(range(-1, 254)), (0.5,) * 255)
+    drafts = ((1, large), (2, DRAFT))
+    in_flight = InFlight(put=load_of(drafts))
+    assert in_flight.count == 9
+    sessions.unknown = {2}
+    with inbox.computing():
+        inbox.put(Offers(drafts, 0.0, in_flight))
+    assert in_flight.count == 1
+    running_sessions()[0].take_offers(Offers(drafts[1:], 0.0, in_flight))
+    assert in_flight.count == 0
 
 
 def test_what_comes_while_the_engine_takes_commands_waits_for_the_next_time(inbox: EngineInbox) -> None:

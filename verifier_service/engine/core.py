@@ -27,6 +27,7 @@ from verifier_service.engine.messages import (
     SwapProposer,
     Update,
     WaitFor,
+    load_of,
 )
 from verifier_service.engine.prompt_scorer import rows_with_scores
 from verifier_service.engine.scheduler import Scheduler
@@ -248,7 +249,7 @@ class EngineCore:
         """Merges what can be merged while a pass is computed; returns the rest, if there is any."""
         merge = self.sessions.merge
         left = tuple([draft for draft in offers.drafts if not merge(*draft, offers.arrived_s)])
-        offers.in_flight.taken += len(offers.drafts) - len(left)
+        offers.in_flight.taken += load_of(offers.drafts) - load_of(left)
         return Offers(left, offers.arrived_s, offers.in_flight) if left else None
 
     def _schedule(self, ready: list[Session]) -> StepPlan:

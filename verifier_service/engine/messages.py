@@ -4,6 +4,7 @@ A session is named by its handle, a number that no two incarnations share. Knows
 tensors.
 """
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -73,9 +74,21 @@ class WaitFor:
     """Milliseconds after a round until the next round begins without a draft; 0: at once."""
 
 
+NODES_OF_A_DRAFT = 32
+"""Nodes that count as one more draft: to merge a draft takes as long as it has nodes."""
+
+
+def load_of(drafts: Sequence[tuple[int, Fragment]]) -> int:
+    """What some drafts, each with its session's handle, count for in the bound of their link."""
+    return sum([1 + len(fragment) // NODES_OF_A_DRAFT for _, fragment in drafts])
+
+
 @dataclass(slots=True)
 class InFlight:
-    """Counts the drafts of one link that the engine has not taken yet. The loop adds, the engine takes."""
+    """Counts the drafts of one link that the engine has not taken yet. The loop adds, the engine takes.
+
+    A draft counts for as much as `load_of` says.
+    """
 
     put: int = 0
     taken: int = 0

@@ -18,7 +18,7 @@ from speculative.reading_order import reading_order
 from speculative.stop import FinishReason
 from speculative.target_sampler import TargetSampler, sample_together
 from verifier_service.engine.kv_cache import KVCache
-from verifier_service.engine.messages import Finish, Observe, Offers, Strike, Update, WaitFor
+from verifier_service.engine.messages import Finish, Observe, Offers, Strike, Update, WaitFor, load_of
 from verifier_service.engine.prompt_scorer import PromptScores
 from verifier_service.engine.scheduler import Need, Scheduler, fit, may_start
 from verifier_service.engine.session import Session
@@ -221,7 +221,7 @@ class SessionPool:
 
     def take_offers(self, offers: Offers) -> None:
         """Merges the drafts of a source into the sessions that listen to it."""
-        offers.in_flight.taken += len(offers.drafts)
+        offers.in_flight.taken += load_of(offers.drafts)
         for handle, fragment in offers.drafts:
             session = self._sessions.get(handle)
             if session is not None and session.sources.listens_to(fragment.source):

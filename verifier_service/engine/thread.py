@@ -19,7 +19,7 @@ from outrider.runtime.stalls.awake_clock import AwakeClock
 from speculative.fragment import Fragment
 from verifier_service.engine.core import AwaitDrafts, EngineCore, Idle, TargetPass
 from verifier_service.engine.kv_cache import KVCache
-from verifier_service.engine.messages import Command, InFlight, Offers, StepReport, Stop
+from verifier_service.engine.messages import Command, InFlight, Offers, StepReport, Stop, load_of
 from verifier_service.engine.noise_ahead import LEAST_VOCABULARY, NoiseAhead, Wanted, positions_ahead
 from verifier_service.engine.stats import StepClock, Timings
 from verifier_service.engine.step import EngineLimits, PackedTarget, PassOutcome
@@ -64,7 +64,7 @@ class EngineInbox:
         if isinstance(command, Offers) and not self._wanted and self._sessions.acquire(blocking=False):
             try:
                 left = tuple([draft for draft in command.drafts if not self._merge_now(draft, command)])
-                self._merged.append((command.in_flight, len(command.drafts) - len(left)))
+                self._merged.append((command.in_flight, load_of(command.drafts) - load_of(left)))
             finally:
                 self._sessions.release()
             if not left:

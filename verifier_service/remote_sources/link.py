@@ -21,7 +21,16 @@ from outrider.wire.status import peer_text
 from speculative.errors import MalformedDraft
 from speculative.fragment import Fragment
 from speculative.observed import MAX_TOPS
-from verifier_service.engine.messages import Command, InFlight, Observe, Offers, Update, WaitFor
+from verifier_service.engine.messages import (
+    NODES_OF_A_DRAFT,
+    Command,
+    InFlight,
+    Observe,
+    Offers,
+    Update,
+    WaitFor,
+    load_of,
+)
 from verifier_service.engine.stats import CountsByName
 from verifier_service.remote_sources.source_rests import SourceActivity
 from verifier_service.remote_sources.stream import AttachStream, LinkLimits
@@ -225,7 +234,7 @@ class SourceLink:
             self._asked_to_wait(alias, ms, queue)
         taken = 0
         while taken < len(response.drafts) and (free := self._free):
-            most = min(free, _until_pause(response.drafts, taken))
+            most = _until_pause(response.drafts, taken, free)
             self._offer(self._decode(response, taken, taken + most, queue))
             taken += most
             if taken < len(response.drafts):
@@ -251,7 +260,7 @@ class SourceLink:
 
     def _offer(self, drafts: Sequence[tuple[int, Fragment]]) -> None:
         if drafts:
-            self._in_flight.put += len(drafts)
+            self._in_flight.put += load_of(drafts)
             self._put(Offers(tuple(drafts), time.perf_counter(), self._in_flight))
 
     def _observe(self, subscription: Subscription) -> None:
@@ -345,10 +354,14 @@ class SourceLink:
             self.stream.wake()
 
 
-def _until_pause(drafts: Sequence[draft_source_pb2.Draft], start: int) -> int:
-    """How many drafts from `start` on are decoded before the next pause; at least one."""
+def _until_pause(drafts: Sequence[draft_source_pb2.Draft], start: int, most: int = DRAFTS_PER_PAUSE) -> int:
+    """How many drafts from `start` on are decoded before the next pause; at least one.
+
+    They count for no more than `most` small drafts, but for the last of them.
+    """
     weight = count = 0
-    while weight < DRAFTS_PER_PAUSE and start + count < len(drafts):
-        weight += 1 + len(drafts[start + count].q) // _Q_BYTES
+    while weight < min(most, DRAFTS_PER_PAUSE) and start + count < len(drafts):
+        draft = drafts[start + count]
+        weight += 1 + len(draft.q) // _Q_BYTES + len(draft.ids) // NODES_OF_A_DRAFT
         count += 1
     return count

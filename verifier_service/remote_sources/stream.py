@@ -57,7 +57,8 @@ class LinkLimits:
     unknown_aliases: int = 64
     """Drafts of one stream for unknown sessions after which the whole link is muted."""
     inbox: int = 512
-    """Drafts of this source that may wait for the engine; further drafts are dropped."""
+    """Drafts of this source that may wait for the engine; further drafts are dropped. Large ones count for
+    several."""
     flood_pause_s: float = 0.005
     """How long reading pauses when drafts had to be dropped, in seconds."""
     source_wait_ms_max: int = 1000
