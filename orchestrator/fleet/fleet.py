@@ -226,6 +226,11 @@ class Fleet:
         """How many sessions all verifiers of this model can have open together."""
         return sum(link.capacity for link in self._verifiers.staying if self._serves(link, model, None))
 
+    def most_choices(self, model: str) -> int:
+        """How many choices a request to this model can have: one verifier decodes all of them."""
+        links = (link for link in self._verifiers.staying if self._serves(link, model, None))
+        return max((link.capacity for link in links), default=0)
+
     def source_names(self, target: TargetModel) -> tuple[str, ...]:
         """Names of the sources that draft for this model and for any tenant."""
         return source_names(usable_local_sources(target.local_sources), self._remote_sources(target, ""))

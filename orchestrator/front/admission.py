@@ -84,7 +84,18 @@ class Admission:
         have = await had_ids(start, key, ids, self._recorded_ids)
         copied = await _copied(start, target)
         request = admit(start, key, ids, target, self.default_max_tokens, copied, have)
+        if request.have is None:  # verifiers take what was decoded before beyond their capacity
+            self.check_room(request, target)
         return replace(request, unpaid=await count_unpaid(request, self._recorded_ids)), target
+
+    def check_room(self, request: AdmittedRequest, target: TargetModel) -> None:
+        """Raises InvalidRequest for a new request that no verifier could take, however idle."""
+        most = self._fleet.most_choices(target.name)
+        if request.choices > most > 0:
+            raise InvalidRequest(
+                f"n is {request.choices}; no verifier of model {target.name!r} decodes more than {most} at "
+                "once, and one verifier decodes all choices of a request: ask for fewer"
+            )
 
 
 def session_key(start: generation_pb2.GenerateStart, owner: str = "") -> SessionKey:

@@ -209,6 +209,7 @@ class CompletionService:
 
     def _check_choices(self, requests: Sequence[AdmittedRequest], target: TargetModel) -> None:
         """Raises InvalidRequest for a body whose choices could never be decoded at once."""
+        self._admission.check_room(requests[0], target)  # all have the same number of choices
         choices, most = sum(request.choices for request in requests), self._fleet.most_sessions(target.name)
         if choices > most > 0:
             raise InvalidRequest(

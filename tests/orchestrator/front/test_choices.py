@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 
 from outrider.client import Chunk
+from outrider.v1 import generation_pb2
 from outrider.wire.epochs import wall_clock_ms
-from speculative.errors import Overloaded, StaleEpoch, Superseded, Unavailable
+from speculative.errors import InvalidRequest, Overloaded, StaleEpoch, Superseded, Unavailable
 from speculative.noise import derive
+from tests.orchestrator.relay.test_recovery import asked
 
 
 def expected(prompt_length: int, count: int) -> tuple[int, ...]:
@@ -50,6 +52,26 @@ async def test_one_choice_is_as_simple_as_before(world: Any) -> None:
     completion = await front.client.generate(ids=[5], max_tokens=3)
     (only,) = completion.choices
     assert (only.ids, only.seed, only.usage) == (completion.ids, completion.seed, completion.usage)
+
+
+async def test_more_choices_than_one_verifier_decodes_are_no_reason_to_come_back(world: Any) -> None:
+    verifiers = [await world.verifier(), await world.verifier()]
+    front = await world.ready(await world.front([verifier.address for verifier in verifiers]))
+    says = r"n is 9; no verifier of model '.*' decodes more than 8 at once"
+    with pytest.raises(InvalidRequest, match=says):
+        await front.client.generate(ids=[5], max_tokens=3, n=9)
+    assert not any(verifier.opened for verifier in verifiers)
+    completion = await front.client.generate(ids=[5], max_tokens=3, n=8)
+    assert len(completion.choices) == 8
+
+
+async def test_an_answer_of_more_choices_than_one_verifier_decodes_can_be_resumed(world: Any) -> None:
+    verifier = await world.verifier()
+    front = await world.ready(await world.front([verifier.address]))
+    have = [generation_pb2.TokenIds(ids=expected(1, 1))] * 9
+    responses = await asked(front, session="mine", seed=42, n=9, max_tokens=3, have=have, seen_epoch=1)
+    assert sum(response.HasField("finished") for response in responses) == 9
+    assert all(message.recovered for message in verifier.opened)
 
 
 async def test_cancel_ends_all_choices(world: Any) -> None:

@@ -264,6 +264,18 @@ async def test_a_body_of_more_choices_than_can_run_at_once_is_no_reason_to_come_
         assert not verifier.opened
 
 
+async def test_a_body_of_more_choices_than_one_verifier_decodes_names_n(
+    world: World, table: TokenTable
+) -> None:
+    verifiers = [await world.verifier(tokens=table), await world.verifier(tokens=table)]
+    addresses = [verifier.address for verifier in verifiers]
+    front = await world.ready(await world.front(addresses, http_bind="127.0.0.1:0"))
+    body = json.dumps(TEXT | {"n": 9}).encode()
+    status, said, _ = await asyncio.to_thread(send, front.http, "/v1/completions", body)
+    assert (status, said["error"]["param"]) == (400, "n")
+    assert not any(verifier.opened for verifier in verifiers)
+
+
 def test_a_refusal_names_the_field_as_the_body_calls_it() -> None:
     assert param_of("stop_ids has 99; ids are below 96") == "stop_token_ids"
     assert param_of("speculation.node_limit is 300; 0 to 256 are possible") == "speculation.nodes"
