@@ -89,6 +89,8 @@ class RequestMeasure:
         self._metrics = metrics
         self._trace = trace
         self._outcome = FinishReason.CANCELLED.value
+        self._unfinished = 1
+        """Choices that have not ended: a request of which some have ended has not ended."""
         self._model = ""
         self._tokens = 0
         self._began = time.perf_counter()
@@ -116,6 +118,7 @@ class RequestMeasure:
     def admitted(self, request: AdmittedRequest, target: TargetModel) -> None:
         """The request passed every check."""
         self._model = target.name
+        self._unfinished = request.choices - len(request.ended)
         self._metrics.prompt_tokens.labels(target.name).inc(len(request.ids))
         self._trace.admitted(request, target)
 
@@ -127,7 +130,9 @@ class RequestMeasure:
         elif isinstance(event, Recovered):
             self._metrics.recoveries.observe(event.silent_s)
         elif isinstance(event, Finished):
-            self._outcome = event.reason.value
+            self._unfinished -= 1
+            if not self._unfinished:
+                self._outcome = event.reason.value
             if event.usage.rounds:
                 length = event.usage.completion_tokens / event.usage.rounds
                 self._metrics.acceptance_length.labels(self._model).observe(length)

@@ -9,6 +9,7 @@ from outrider.v1 import generation_pb2
 from outrider.wire.epochs import wall_clock_ms
 from speculative.errors import InvalidRequest, Overloaded, StaleEpoch, Superseded, Unavailable
 from speculative.noise import derive
+from speculative.stop import FinishReason
 from tests.orchestrator.relay.test_recovery import asked
 
 
@@ -84,6 +85,23 @@ async def test_cancel_ends_all_choices(world: Any) -> None:
     completion = await stream.completion()
     assert [choice.finish_reason for choice in completion.choices] == ["cancelled"] * 3
     assert {key.choice for key, _ in verifier.cancelled} == {0, 1, 2}
+
+
+async def test_a_client_that_goes_away_before_the_last_choice_ends_has_cancelled_its_request(
+    world: Any,
+) -> None:
+    verifier = await world.verifier(per_tick=0)
+    front = await world.ready(await world.front([verifier.address]))
+    async with front.client.stream(ids=[5], session="mine", max_tokens=60, n=2) as stream:
+        await world.until(lambda: len(verifier.sessions) == 2)
+        first = next(it for key, it in verifier.sessions.items() if key.choice == 0)
+        first.length, first.finished = first.message.limit, FinishReason.LENGTH
+        await anext(stream)
+        # The end of the first choice was passed on.
+        await world.until(lambda: front.sample("acceptance_length_count", model_name="toy") == 1)
+    await world.until(lambda: front.sample("requests") == 0)
+    assert front.sample("request_success_total", finished_reason="cancelled") == 1
+    assert not front.sample("request_success_total", finished_reason="length")
 
 
 async def test_a_client_that_goes_away_and_a_deadline_end_all_choices(world: Any) -> None:
