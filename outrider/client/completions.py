@@ -188,7 +188,8 @@ class CompletionBuilder:
 
     def ended(self) -> list[int]:
         """Numbers of the choices that have finished."""
-        return [choice for choice in range(self._asked) if self._choices[choice].finished is not None]
+        begun = self._choices.items()  # and not all that were asked for, which may be any number
+        return sorted(choice for choice, it in begun if choice < self._asked and it.finished is not None)
 
     @property
     def whole(self) -> bool:

@@ -176,6 +176,12 @@ def test_options_beside_sampling_are_sent_as_they_are() -> None:
     assert not plain.sampling.ListFields()
 
 
+def test_a_builder_does_not_count_up_to_the_choices_that_were_asked_for() -> None:
+    builder = CompletionBuilder(2**32 - 1)  # the server refuses it, if it can be reached
+    assert not builder.whole
+    assert builder.ended() == []
+
+
 def test_choices_are_folded_separately_and_their_prompt_is_counted_once() -> None:
     builder = CompletionBuilder(2)
     builder.add(STARTED)
