@@ -148,7 +148,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         passing = target if amateur is None else ContrastingLM(target, amateur)
         self._engine = EngineThread(
             passing,
-            _engine_limits(self._settings),
+            engine_limits(self._settings, target),
             self._publish,
             self._engine_failed,
             costs,
@@ -367,9 +367,15 @@ def _prepare(
     return proposers
 
 
-def _engine_limits(settings: VerifierSettings) -> EngineLimits:
+def engine_limits(settings: VerifierSettings, target: PackedLM) -> EngineLimits:
+    """The bounds of the engine's steps: where they are static, none has more rows than the largest of them.
+
+    A larger one would be ragged, which is slow, and its sums may differ in the last bits.
+    """
+    most_rows = None if target.steps is None else target.steps.max_rows
     return EngineLimits(
-        prefill_chunk=settings.prefill_chunk,
+        prefill_chunk=min(settings.prefill_chunk, most_rows or settings.prefill_chunk),
+        most_rows=most_rows,
         wait_ms_most=settings.wait_ms_max,
         beat_s=_BEAT_S,
         stall_ms=settings.prefill_stall_ms,

@@ -15,7 +15,9 @@ from outrider.lm.plan import PassPlan, SequenceRows
 from outrider.lm.runner import PackedLM
 from outrider.lm.step_profile import profile_steps
 from tests.lm.families import model_of
+from verifier_service.engine.draft_budget import DraftBudget
 from verifier_service.engine.step_cost import StepCostModel
+from verifier_service.server import engine_limits
 from verifier_service.sessions.request import MAX_NODES
 from verifier_service.settings import VerifierSettings
 
@@ -72,6 +74,26 @@ def test_steps_of_the_default_settings_have_room_for_all_their_rows() -> None:
     decoding = settings.max_running * (settings.node_limit + 1)
     assert decoding + settings.prefill_chunk <= BUCKETS[-1]
     assert BUCKETS[-1] >= 15 * (MAX_NODES + 1), "so many sessions may ask for the largest trees"
+
+
+def test_trees_that_exceed_the_largest_step_together_are_cut_to_fit_in_it(
+    steps: tuple[PackedLM, GraphRunner],
+) -> None:
+    lm, runner = steps
+    settings = VerifierSettings(model="model", prefill_chunk=10**6, budget="fixed")
+    limits = engine_limits(settings, lm)
+    assert (limits.prefill_chunk, limits.most_rows) == (runner.max_rows, runner.max_rows)
+
+    budget = DraftBudget(StepCostModel(), limits.adaptive, limits.most_rows)
+    nodes = budget.admit([[0.5] * MAX_NODES] * settings.max_running, [(1, 1)] * settings.max_running)
+    assert settings.max_running + sum(nodes) == runner.max_rows
+
+
+def test_ragged_passes_bound_no_step() -> None:
+    lm = PackedLM(model_of("llama", num_hidden_layers=1), kv_mb=8)
+    settings = VerifierSettings(model="model", prefill_chunk=10**6)
+    limits = engine_limits(settings, lm)
+    assert (limits.prefill_chunk, limits.most_rows) == (10**6, None)
 
 
 class SlowCaptures:

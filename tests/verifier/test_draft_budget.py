@@ -20,6 +20,21 @@ def test_a_session_alone_is_given_what_shares_the_steps_own_time() -> None:
     assert budget().asks_for_drafts([(1, 1)], [16])
 
 
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_a_step_has_no_more_rows_than_the_most_and_keeps_the_likeliest_nodes(adaptive: bool) -> None:
+    costs = StepCostModel({rows: 5.0 + 0.01 * rows for rows in STEADY})
+    rankings, taking = [[0.9, 0.8, 0.7], [0.95, 0.75], []], [(1, 1)] * 3
+
+    def admitted(most_rows: int | None) -> list[int]:
+        return DraftBudget(costs, adaptive, most_rows).admit(rankings, taking)
+
+    assert admitted(None) == admitted(8) == [3, 2, 0]
+    assert admitted(7) == [2, 2, 0]
+    assert admitted(6) == [2, 1, 0]
+    assert admitted(4) == [0, 1, 0]
+    assert admitted(3) == admitted(1) == [0, 0, 0]
+
+
 def test_beside_prompts_decoding_costs_what_it_adds_to_them() -> None:
     cost = DecodingCost(StepCostModel(STEADY), bare=62, prefilled=60, sessions=3)
     assert cost(62) == pytest.approx(0.5)

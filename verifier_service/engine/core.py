@@ -111,7 +111,7 @@ class EngineCore:
         self._limits = limits
         self._costs = costs or StepCostModel()
         self._meter = meter or Unmeasured()
-        self._budget = DraftBudget(self._costs, limits.adaptive)
+        self._budget = DraftBudget(self._costs, limits.adaptive, limits.most_rows)
         self.proposers = ProposerHost(proposers, self.sessions, self.counts, self._meter.awake_s)
         self.presences = PresenceTrials()
         """What remote sources cost the target, measured."""

@@ -119,12 +119,14 @@ class DraftBudget:
 
     Args:
         costs: what steps take.
-        adaptive: False admits every drafted node.
+        adaptive: False admits every drafted node that there is room for.
+        most_rows: the most rows of a step that has drafted nodes; None: any number.
     """
 
-    def __init__(self, costs: StepCostModel, adaptive: bool) -> None:
+    def __init__(self, costs: StepCostModel, adaptive: bool, most_rows: int | None = None) -> None:
         self._costs = costs
         self._adaptive = adaptive
+        self._most_rows = most_rows
         self._needed = 0.0
         self._rests = DraftRests()
         self._may_pay = False
@@ -204,9 +206,12 @@ class DraftBudget:
 
         `held_back` is the number of drafts that were not ranked, as their nodes are worth less than a row.
         """
+        most = sum(map(len, rankings))
+        if self._most_rows is not None and most > (room := self._most_rows - sum(size for _, size in taking)):
+            rankings = _likeliest(rankings, max(0, room))
+            most = sum(map(len, rankings))
         if not self._adaptive or not rankings:  # without rankings: all sessions of the step have ended
             return [len(ranking) for ranking in rankings]
-        most = sum(map(len, rankings))
         if not most:
             self._rests.learn(len(taking), held_back, 0)
             self._learn_from_bare(taking, depth)
@@ -236,6 +241,15 @@ class DraftBudget:
         committing, rows = _counted(taking)
         cost = DecodingCost(self._costs, rows, rows - committing, len(taking), depth)
         return committing, rows, cost
+
+
+def _likeliest(rankings: Sequence[Sequence[float]], room: int) -> list[Sequence[float]]:
+    """The beginnings of these rankings (survivals, descending) that hold the `room` likeliest nodes."""
+    ordered = sorted([(-survival, index) for index, ranking in enumerate(rankings) for survival in ranking])
+    counts = [0] * len(rankings)
+    for _, index in ordered[:room]:
+        counts[index] += 1
+    return [ranking[:count] for ranking, count in zip(rankings, counts, strict=True)]
 
 
 def _counted(taking: Taking) -> tuple[int, int]:

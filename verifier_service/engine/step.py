@@ -32,6 +32,8 @@ class EngineLimits:
 
     prefill_chunk: int = 512
     """The most rows that prefills share with decoding."""
+    most_rows: int | None = None
+    """The most rows of a step that has drafted nodes; None: any number."""
     wait_ms_most: float = 4.0
     """The longest wait for drafts before a step; 0: never."""
     beat_s: float = 0.1
