@@ -368,9 +368,9 @@ def _prepare(
 
 
 def engine_limits(settings: VerifierSettings, target: PackedLM) -> EngineLimits:
-    """The bounds of the engine's steps: where they are static, none has more rows than the largest of them.
+    """The bounds of the engine's steps; none has more rows than the largest static step, where there are any.
 
-    A larger one would be ragged, which is slow, and its sums may differ in the last bits.
+    A larger step would be ragged, which is slow, and its sums may differ in the last bits.
     """
     most_rows = None if target.steps is None else target.steps.max_rows
     return EngineLimits(

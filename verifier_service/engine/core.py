@@ -285,7 +285,7 @@ class EngineCore:
 
     def _prepare(self, ready: list[Session], sizes: list[int]) -> int:
         """Lets the sessions' own proposers draft; returns how many drafts they held back."""
-        drafting = [each for each in zip(ready, sizes, strict=True) if each[0].sources.propose]
+        drafting = [each for each in zip(ready, sizes, strict=True) if each[0].sources.may_propose]
         if not drafting:
             return 0
         held_back, least = 0, self._budget.first_needs
@@ -433,7 +433,10 @@ class EngineCore:
         tokens: tuple[int, ...],
         observed: Observed | None = None,
     ) -> SeenRound | None:
-        """What batched proposers are shown of one session's rows; None where none of them looks."""
+        """What batched proposers are shown of one session's rows; None where none of them looks.
+
+        Notes the positions that proposers with planes are not shown.
+        """
         session, planes = entry.session, self.proposers.has_planes
         if self.proposers.shows_nothing:
             self.proposers.missed(session, first, first + len(kept))

@@ -75,11 +75,11 @@ class WaitFor:
 
 
 NODES_OF_A_DRAFT = 32
-"""Nodes that count as one more draft: to merge a draft takes as long as it has nodes."""
+"""Nodes that count as one more draft: the time to merge a draft grows with its nodes."""
 
 
 def load_of(drafts: Sequence[tuple[int, Fragment]]) -> int:
-    """What some drafts, each with its session's handle, count for in the bound of their link."""
+    """What drafts, each with its session's handle, count for in the bound of their link."""
     return sum([1 + len(fragment) // NODES_OF_A_DRAFT for _, fragment in drafts])
 
 

@@ -212,7 +212,7 @@ class SessionSources:
         return max(wanted, default=0)
 
     @property
-    def propose(self) -> bool:
+    def may_propose(self) -> bool:
         """Whether a source of the session's own text does not rest."""
         return any([not active.is_resting for active in self._proposers])
 

@@ -161,7 +161,7 @@ class StepRows(NamedTuple):
 def match_root(step_rows: StepRows, target: TargetSampler) -> Match | None:
     """The target's own token behind the chain of final rows alone.
 
-    None: the logits are no numbers, and may be some without drafts. Raises EmptySupport.
+    None: the logits are no numbers, and drafts may be the reason. Raises EmptySupport.
     """
     try:
         return path_match(EMPTY_TREE, target)

@@ -153,7 +153,7 @@ class ProposerHost:
         for hosted in self._live:
             sessions, price = len(hosted.naming(ready)), hosted.prices.known(greedy)
             if not sessions or (hosted.planes is not None and self._skips_planes and not hosted.rests(ready)):
-                continue  # the latter waits for a session that is filled
+                continue  # one that is awake waits for a session that is filled
             if price is None or not price.rests or not (hosted.looks_away or hosted.planes is not None):
                 return
             price.bound_rest(sessions)

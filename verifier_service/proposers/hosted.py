@@ -37,8 +37,8 @@ class HostedProposer:
     """Whether the proposer, which has no planes, is shown nothing of this step."""
 
     sits: bool = False
-    """Whether the next step leaves the proposer out as this one did, for a comparison. Passes are shown to it
-    later, or not at all, so that such steps are those of a worker without the proposer."""
+    """Whether the next step leaves the proposer out, as this step did, for a comparison. The proposer is
+    shown such passes later or never, so that they take as long as in a worker without it."""
 
     def rests(self, ready: Sequence[Session]) -> bool:
         """Whether the proposer will not draft for these sessions, as far as is known before the plan."""

@@ -18,10 +18,11 @@ _MOST_TIMES = 25.0
 """Steps that the mean of times counts for, at most: the machine's other work may change at any time."""
 _REMEMBERED = 8.0
 """Steps that past times count for, at most, once steps of one side follow steps of the other. After a rest,
-past tokens with the proposer count for as few: the text is another one."""
+past tokens with the proposer count for no more steps, since the text may be another one."""
 _LONG_GAP = 16
-"""Steps without the proposer beyond which this was a rest."""
+"""More steps in a row without the proposer are a rest."""
 _LEAST_DOUBT = 0.01**2
+"""Least squared standard error of the difference: steps that were all alike show no smaller difference."""
 _CLEAR = 0.8
 """Standard errors by which the rates of steps with the proposer and without have to differ to decide."""
 _SURE = 2.0
@@ -65,7 +66,7 @@ class TrialSpells:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the next step leaves the source out as the one before did."""
+        """Whether the next step leaves the source out, as the step before did."""
         return self._left_out > 0
 
     def had_source(self, urgency: int = 1) -> None:
@@ -95,12 +96,12 @@ class _Mean:
         self.variance += (off * (value - self.mean) - self.variance) / self.count
 
     def fade(self, count: float) -> None:
-        """Counts for so few values at most that those to come outweigh those before."""
+        """Has the mean count for at most `count` values, so that values to come outweigh those before."""
         self.count = min(self.count, count)
 
     @property
     def doubt(self) -> float:
-        """Squared standard error of the mean, as a part of it."""
+        """Squared standard error of the mean, as a part of the mean."""
         return self.variance / (self.count * self.mean**2)
 
 
@@ -125,7 +126,7 @@ class _StepRate:
 
     @property
     def doubt(self) -> float:
-        """Squared standard error of the rate, as a part of it."""
+        """Squared standard error of the rate, as a part of the rate."""
         return self.tokens.doubt + self.ms.doubt
 
 
@@ -164,7 +165,7 @@ class MeasuredGain:
         return sides.spells.leaves_out()
 
     def goes_on_without(self, sessions: int) -> bool:
-        """Whether the next step, of so many sessions, leaves the proposer out as the one before did."""
+        """Whether the next step of `sessions` sessions leaves the proposer out, as the step before did."""
         sides = self._by_size.get(sessions.bit_length())
         return sides is not None and sides.spells.goes_on
 
@@ -198,7 +199,7 @@ class MeasuredGain:
         return self._gain(sessions) < -_CLEAR
 
     def is_faster(self, sessions: int) -> bool:
-        """Whether they have clearly yielded more."""
+        """Whether steps with the proposer have clearly yielded more tokens in a millisecond than others."""
         return self._gain(sessions) > _CLEAR
 
     def bare_ms(self, sessions: int) -> float:

@@ -88,9 +88,9 @@ class ActiveProposer:
         return self._throttle is not None
 
     def propose(self, ids: Sequence[int], end: int, node_limit: int) -> Draft | None:
-        """Gives the proposer the first `end` of the session's ids, so many of them at most as one step reads.
+        """Gives the proposer the first `end` of the session's ids, in steps of `MOST_READ` ids.
 
-        Returns what it drafts behind all ids once it has them.
+        Returns what the proposer drafts behind all ids; None before it has them.
         """
         if self.is_resting:
             return None

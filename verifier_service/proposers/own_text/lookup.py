@@ -30,8 +30,8 @@ NODES = 6
 LEAST_SURVIVAL = 0.1
 """Survival of a leaf below which nothing is looked up: its continuation would hardly pay for its rows."""
 MOST_READ = 4096
-"""Ids of a session that a proposer reads in one step: an index of so many takes some milliseconds. A long
-prompt of which much was cached takes several steps, and so does what was not read during a rest."""
+"""Ids of a session that a proposer reads in one step: to index them takes some milliseconds. A long prompt of
+which much was cached takes several steps, and so does what was not read during a rest."""
 _PARENTS = tuple(range(-1, MAX_DRAFT_NODES - 1))
 
 
