@@ -45,6 +45,7 @@ class NgramLM:
     name = "ngram"
     numerics = "numpy float32"
     passes = "eager"
+    steps = None
     tokenizer_json: str | None = None
     chat: ChatTemplate | None = None
 
